@@ -1,0 +1,1 @@
+"""The language: ops, typed graphs over torch.fx, tracing, interpretation, passes, verification, printing."""

@@ -1,0 +1,152 @@
+"""A typed view over `torch.fx.Graph`: levels, graph keys, and what each placeholder stands for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+import torch.fx
+
+from ir.op import Kind, Op
+from ir.tensor import TensorType
+
+
+class Level(IntEnum):
+    """How far a graph has come; each level keeps the invariants of `ir/verify.py` for it."""
+
+    TRACED = 0  # as the program wrote it
+    TYPED = 1  # every node has a TensorType; weights have their stored formats
+    FUSED = 2  # every computed node belongs to one region
+    ORDERED = 3  # nodes stand in launch order, a region's nodes together
+
+
+class Mode(Enum):
+    """What the rows of a program are."""
+
+    DECODE = "decode"  # one row
+    VERIFY = "verify"  # rows of one sequence
+    BATCH = "batch"  # one row of each of `rows` sequences
+    VERIFY_BATCH = "verify_batch"  # several sequences with several rows each
+    CHAIN = "chain"  # `rows` draft steps in one launch list
+    TREE = "tree"  # rows of one sequence with a parent table
+    PREFILL = "prefill"  # a chunk of a prompt
+
+
+@dataclass(frozen=True, order=True)
+class GraphKey:
+    """A mode and a row count: one program. Rows of CHAIN are draft steps."""
+
+    mode: Mode = field(compare=False)
+    rows: int
+    sort: str = field(init=False, repr=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sort", self.mode.value)
+
+    def __hash__(self) -> int:
+        return hash((self.mode, self.rows))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GraphKey) and (self.mode, self.rows) == (other.mode, other.rows)
+
+    def __str__(self) -> str:
+        return self.mode.name if self.mode is Mode.DECODE else f"{self.mode.name}_{self.rows}"
+
+    @staticmethod
+    def parse(text: str) -> GraphKey:
+        """The key printed as `text` (`DECODE`, `VERIFY_3`, `CHAIN_2`, ...)."""
+        name, _, rows = text.rpartition("_")
+        return DECODE if text == "DECODE" else GraphKey(Mode[name], int(rows))
+
+
+DECODE = GraphKey(Mode.DECODE, 1)
+
+
+class Role(Enum):
+    """What a placeholder stands for."""
+
+    INPUT = "input"  # a static buffer that the host writes before a step
+    WEIGHT = "weight"  # a constant of the binding
+    STATE = "state"  # memory that lives across steps
+
+
+@dataclass(frozen=True)
+class MergedWeight:
+    """Rows of several weights as one: side by side, or interleaved in groups of `width` rows (width > 0)."""
+
+    parts: tuple[str, ...]
+    width: int = 0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A placeholder: its role, its name in the binding (weights may be merged), its type."""
+
+    role: Role
+    name: str
+    type: TensorType
+    merged: MergedWeight | None = None
+
+
+@dataclass
+class Graph:
+    """A program: an fx graph whose nodes carry `meta["type"]`, `meta["origin"]` and, once fused, `meta["region"]`.
+
+    `slots` maps placeholder names to what they stand for, in placeholder order. `outputs` maps output names to
+    nodes through the fx output node, whose single argument is a dict. `history` names the passes run so far.
+    """
+
+    key: GraphKey
+    fx: torch.fx.Graph
+    slots: dict[str, Slot]
+    level: Level = Level.TRACED
+    history: tuple[str, ...] = ()
+
+    def clone(self) -> Graph:
+        """A copy whose nodes may be changed without touching this graph."""
+        new = torch.fx.Graph()
+        mapping: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node in self.fx.nodes:
+            mapping[node] = new.node_copy(node, lambda n: mapping[n])
+            mapping[node].name = node.name
+            mapping[node].meta = copy.copy(node.meta)
+        return Graph(self.key, new, dict(self.slots), self.level, self.history)
+
+    @property
+    def outputs(self) -> dict[str, torch.fx.Node]:
+        """Output name -> node."""
+        return dict(self.output_node.args[0])
+
+    @property
+    def output_node(self) -> torch.fx.Node:
+        """The fx output node."""
+        return next(n for n in reversed(self.fx.nodes) if n.op == "output")
+
+    def computed(self) -> Iterator[torch.fx.Node]:
+        """The nodes that are ops, in order."""
+        return (n for n in self.fx.nodes if n.op == "call_function")
+
+    def regions(self) -> dict[int, list[torch.fx.Node]]:
+        """Region number -> its nodes in order (FUSED and later)."""
+        found: dict[int, list[torch.fx.Node]] = {}
+        for node in self.computed():
+            found.setdefault(node.meta["region"], []).append(node)
+        return found
+
+
+def op_of(node: torch.fx.Node) -> Op:
+    """The op of a computed node."""
+    assert isinstance(node.target, Op), f"node {node} calls {node.target}, which is not an op"
+    return node.target
+
+
+def kind_of(node: torch.fx.Node) -> Kind | None:
+    """The kind of a computed node; None for placeholders and the output."""
+    return op_of(node).kind if node.op == "call_function" else None
+
+
+def type_of(node: torch.fx.Node) -> TensorType:
+    """The type of a node (TYPED and later; placeholders always have one)."""
+    return node.meta["type"]

@@ -1,0 +1,59 @@
+"""The one interpreter: runs a graph of any level by calling the op of each node in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.fx
+
+from ir.graph import Graph, MergedWeight, Role
+from ir.tensor import PackedTensor, unpacked
+
+Values = Mapping[str, "torch.Tensor | PackedTensor"]
+
+
+def merged_rows(merged: MergedWeight, weights: Values) -> torch.Tensor | PackedTensor:
+    """The rows of the parts as one tensor, packed if the parts are (one format for all parts)."""
+    parts = [weights[name] for name in merged.parts]
+    raw = [p.data.reshape(p.shape[0], -1) if isinstance(p, PackedTensor) else p for p in parts]
+    if merged.width:
+        grouped = [r.unflatten(0, (-1, merged.width)) for r in raw]
+        data = torch.stack(grouped, dim=1).flatten(0, 2)
+    else:
+        data = torch.cat(raw)
+    first = parts[0]
+    if isinstance(first, PackedTensor):
+        return PackedTensor(first.format, (data.shape[0], *first.shape[1:]), data)
+    return data
+
+
+def interpret(
+    graph: Graph, inputs: Values, weights: Values, states: Values, *, double: bool = False
+) -> dict[str, torch.Tensor]:
+    """Output name -> value. States are written in place.
+
+    `double` computes in float64 (weights and float inputs are widened; states must be float64 already):
+    the oracle that compiled programs are measured against.
+    """
+    env: dict[torch.fx.Node, object] = {}
+
+    def widened(value: torch.Tensor | PackedTensor) -> torch.Tensor:
+        plain = unpacked(value)
+        return plain.double() if double and plain.is_floating_point() else plain
+
+    for node in graph.fx.nodes:
+        if node.op == "placeholder":
+            slot = graph.slots[node.name]
+            if slot.role is Role.STATE:
+                env[node] = states[slot.name]
+            elif slot.role is Role.INPUT:
+                env[node] = widened(inputs[slot.name])
+            else:
+                whole = merged_rows(slot.merged, weights) if slot.merged else weights[slot.name]
+                env[node] = widened(whole)
+        elif node.op == "call_function":
+            env[node] = node.target(*(env[a] for a in node.args), **node.kwargs)
+        else:
+            return {name: env[value] for name, value in node.args[0].items()}
+    raise AssertionError("the graph has no output node")

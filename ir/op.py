@@ -1,0 +1,118 @@
+"""An op: a torch function under a decorator that carries its dimension signature and its kind."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.fx
+
+from ir.errors import BadOpCall
+from ir.signature import Signature
+from ir.tensor import Format, PackedTensor, TensorType, unpacked
+
+
+class Kind(Enum):
+    """What a pass may do with an op; passes look at kinds, never at names."""
+
+    POINTWISE = (
+        "pointwise"  # each result element is a function of its own index: printed from the body
+    )
+    ROW = "row"  # one reduction over the last dimension: printed from the body
+    VIEW = "view"  # no data moves: an index map that a reader looks through
+    ANCHOR = "anchor"  # owns a tiling: one template per backend, found by the op's name
+    STATE = "state"  # writes its first argument and returns the handle
+
+
+REGISTRY: dict[str, Op] = {}
+
+
+class Op:
+    """A named op. Called on tensors it computes; called on FX proxies it records itself."""
+
+    def __init__(
+        self, body: Callable[..., torch.Tensor], kind: Kind, signature: str,
+        flops: Callable[..., int] | None = None,
+    ) -> None:  # fmt: skip
+        self.body = body
+        self.kind = kind
+        self.signature = Signature.parse(signature)
+        self.flops = flops
+        self.name = self.__name__ = body.__name__
+        self.__module__ = body.__module__
+        self.__qualname__ = body.__qualname__
+        self.__doc__ = body.__doc__
+        self.defaults = {
+            p.name: p.default
+            for p in inspect.signature(body).parameters.values()
+            if p.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        assert self.name not in REGISTRY, f"op {self.name} is declared twice"
+        REGISTRY[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"<op {self.name} {self.kind.value}: {self.signature.text}>"
+
+    def __call__(self, *tensors: Any, **attributes: Any) -> Any:
+        unknown = attributes.keys() - self.defaults.keys()
+        if unknown:
+            raise BadOpCall(
+                op=self.name,
+                problem=f"unknown attribute {sorted(unknown)}",
+                signature=self.signature.text,
+            )
+        tracer = next((t.tracer for t in tensors if isinstance(t, torch.fx.Proxy)), None)
+        if tracer is not None:
+            return tracer.create_proxy("call_function", self, tensors, attributes)
+        plain = [unpacked(t) for t in tensors]
+        self.signature.bind(self.name, [tuple(t.shape) for t in plain])
+        return self.body(*plain, **attributes)
+
+    def infer(self, types: list[TensorType], attributes: dict[str, Any]) -> TensorType:
+        """The type of the result: shape by the signature, format by the body on meta tensors."""
+        shape = self.signature.result_shape(
+            self.name, [t.shape for t in types], {**self.defaults, **attributes}
+        )
+        metas = [torch.empty(t.shape, dtype=t.format.dtype, device="meta") for t in types]
+        result = self.body(*metas, **attributes)
+        assert tuple(result.shape) == shape, (
+            f"op {self.name}: the body gives {tuple(result.shape)}, its signature {shape}"
+        )
+        return TensorType(
+            shape, types[0].format if self.kind is Kind.STATE else Format.of(result.dtype)
+        )
+
+    def count_flops(self, types: list[TensorType]) -> int:
+        """Floating-point operations of one call (a multiply-add counts two); 0 unless declared."""
+        if self.flops is None:
+            return 0
+        bound = self.signature.bind(self.name, [t.shape for t in types])
+        wanted = inspect.signature(self.flops).parameters
+        return self.flops(**{k: bound[k] for k in wanted})
+
+
+def _decorator(kind: Kind) -> Callable[..., Callable[[Callable[..., torch.Tensor]], Op]]:
+    def with_signature(
+        signature: str, *, flops: Callable[..., int] | None = None
+    ) -> Callable[[Callable[..., torch.Tensor]], Op]:
+        return lambda body: Op(body, kind, signature, flops)
+
+    return with_signature
+
+
+pointwise = _decorator(Kind.POINTWISE)
+row = _decorator(Kind.ROW)
+view = _decorator(Kind.VIEW)
+anchor = _decorator(Kind.ANCHOR)
+state = _decorator(Kind.STATE)
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """`x` in the dtype that sums are taken in: f64 stays f64 (the oracle), all else becomes f32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+Value = torch.Tensor | PackedTensor

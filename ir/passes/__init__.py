@@ -1,0 +1,1 @@
+"""The passes, one per file; `manager.PIPELINE` is their order."""

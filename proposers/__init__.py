@@ -1,0 +1,1 @@
+"""Draft heads and the rules of drafting."""
