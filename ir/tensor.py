@@ -1,93 +1,14 @@
-"""Element formats, tensor types, and tensors whose elements are packed in blocks."""
+"""Tensors whose elements are packed in blocks; formats and types stand in `ir/format.py`."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 
+from ir.format import BLOCK, Format, TensorType
 
-class Format(Enum):
-    """How elements are stored. Block formats hold 32 elements with shared f16 scales (GGUF layouts)."""
-
-    F32 = "f32"
-    F16 = "f16"
-    BF16 = "bf16"
-    F64 = "f64"
-    I32 = "i32"
-    I64 = "i64"
-    U8 = "u8"
-    BOOL = "bool"
-    Q8_0 = "q8_0"
-    Q4_0 = "q4_0"
-    Q4_1 = "q4_1"
-
-    @property
-    def is_block(self) -> bool:
-        """True for formats whose elements can only be read a block at a time."""
-        return self in _BLOCK_BYTES
-
-    @property
-    def is_float(self) -> bool:
-        """True for formats that hold real numbers, packed or not."""
-        return self.is_block or self in (Format.F32, Format.F16, Format.BF16, Format.F64)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The torch dtype of one element; a block format reads as f32 once unpacked."""
-        return torch.float32 if self.is_block else _DTYPES[self]
-
-    def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a tensor of `shape`; the last dimension of a block format is a multiple of 32."""
-        count = math.prod(shape)
-        if self.is_block:
-            return count // BLOCK * _BLOCK_BYTES[self]
-        return count * self.dtype.itemsize
-
-    @staticmethod
-    def of(dtype: torch.dtype) -> Format:
-        """The format that stores elements of `dtype`."""
-        return _FORMATS[dtype]
-
-
-BLOCK = 32
-_BLOCK_BYTES = {Format.Q8_0: 34, Format.Q4_0: 18, Format.Q4_1: 20}
-_DTYPES = {
-    Format.F32: torch.float32,
-    Format.F16: torch.float16,
-    Format.BF16: torch.bfloat16,
-    Format.F64: torch.float64,
-    Format.I32: torch.int32,
-    Format.I64: torch.int64,
-    Format.U8: torch.uint8,
-    Format.BOOL: torch.bool,
-}
-_FORMATS = {dtype: fmt for fmt, dtype in _DTYPES.items()}
-
-
-@dataclass(frozen=True)
-class TensorType:
-    """Shape (in elements) and format of a value."""
-
-    shape: tuple[int, ...]
-    format: Format
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the value occupies."""
-        return self.format.nbytes(self.shape)
-
-    def __str__(self) -> str:
-        return f"{self.format.value}[{','.join(map(str, self.shape))}]"
-
-    @staticmethod
-    def of(value: torch.Tensor | PackedTensor) -> TensorType:
-        """The type of a concrete tensor, packed or not."""
-        if isinstance(value, PackedTensor):
-            return TensorType(value.shape, value.format)
-        return TensorType(tuple(value.shape), Format.of(value.dtype))
+__all__ = ["BLOCK", "Format", "PackedTensor", "TensorType", "unpacked"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +37,7 @@ class PackedTensor:
 
     def dequantize(self) -> torch.Tensor:
         """The elements as f32 `shape` (block layouts of the GGUF specification)."""
-        blocks = self.data.reshape(-1, _BLOCK_BYTES[self.format])
+        blocks = self.data.reshape(-1, self.format.nbytes((BLOCK,)))
         scale = blocks[:, :2].clone().view(torch.float16).float()
         if self.format is Format.Q8_0:
             values = blocks[:, 2:].clone().view(torch.int8).float() * scale
