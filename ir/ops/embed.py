@@ -1,5 +1,6 @@
 """Reading rows by index."""
 
+import torch
 from torch.nn.functional import embedding
 
 from ir.op import pointwise
@@ -17,3 +18,9 @@ def embed(ids, table, *, working=Format.F32):
 def select_rows(x, index):
     """Rows `index` of `x`: the rows whose logits are wanted."""
     return embedding(index, x)
+
+
+@pointwise("x[m,n] positions[m] -> [m,n]")
+def zero_at(x, positions, *, at=0):
+    """`x` with the rows of position `at` set to zero: heads that hide the first token's embedding."""
+    return torch.where(positions[:, None] == at, torch.zeros_like(x), x)

@@ -1,0 +1,1 @@
+"""Parts of a decoder written in ops, shared by draft heads and targets."""

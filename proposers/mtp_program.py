@@ -1,0 +1,104 @@
+"""The multi-token-prediction head written in ops: one decoder layer over a token and a hidden row.
+
+Row of pair key p: the embedding of token p + 1 and the hidden of position p, each normed, side by side,
+through `mtp.fc` into one decoder layer (Gloeckle et al., arXiv 2404.19737; DeepSeek-V3, arXiv 2412.19437).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ir.graph import DECODE, GraphKey, Mode
+from ir.ops import argmax, concat, embed, linear, rms_norm, take, zero_at
+from ir.tensor import Format
+from ir.tracing import Scope
+from proposers.blocks.attention import AttentionShape, write_keys
+from proposers.blocks.decoder import decoder_layer, layer_input
+from proposers.blocks.rows import Rows, row_count
+from proposers.config import ConcatOrder, Contract, HeadConfig, StreamPoint
+
+EMBEDDING, HEAD, DRAFT_IDS = "embed_tokens.weight", "lm_head.weight", "draft_ids"
+LAYER, CACHE = "mtp.layers.0", "layers.0.kv"
+
+
+def head_keys(
+    *, batches: tuple[int, ...] = (2, 4, 8, 16), chunk: int = 256, chain: int = 4
+) -> tuple[GraphKey, ...]:
+    """The programs of a head: one step, extend by 2 to 4 rows, `batches`, prompt chunks, chains."""
+    verify = tuple(GraphKey(Mode.VERIFY, rows) for rows in (2, 3, 4))
+    batch = tuple(GraphKey(Mode.BATCH, rows) for rows in batches)
+    chains = tuple(GraphKey(Mode.CHAIN, steps) for steps in range(1, chain + 1))
+    return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk), *chains)
+
+
+def attention_shape(contract: Contract, config: HeadConfig) -> AttentionShape:
+    """The attention of the head's layer."""
+    return AttentionShape(
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+        gated=contract.gated_attention,
+        qk_norm=contract.qk_norm,
+        norm_offset=contract.norm_form.offset,
+    )
+
+
+def mtp_program(
+    contract: Contract, config: HeadConfig, max_context: int, *,
+    mapped: bool, working: Format = Format.F32,
+) -> Callable[[Scope], None]:  # fmt: skip
+    """The forward of a head: outputs `logits` [m, vocab], `tokens` [m] (target ids) and `hidden` [m, n].
+
+    `hidden` is what the next draft step takes. PREFILL stores keys and values and has no output; CHAIN_k
+    makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1] and the last `hidden`. `mapped`:
+    the scored ids are positions in `draft_ids`.
+    """
+    shape = attention_shape(contract, config)
+    offset, eps = contract.norm_form.offset, config.rms_norm_eps
+
+    def normed(scope: Scope, x: Any, name: str) -> Any:
+        return rms_norm(x, scope.weight(name), eps=eps, offset=offset)
+
+    def joined(scope: Scope, ids: Any, hidden: Any, rows: Rows) -> Any:
+        """The residual stream that enters the layer."""
+        e = embed(ids, scope.weight(EMBEDDING), working=working)
+        if contract.pos0_mask:
+            e = zero_at(e, rows.positions, at=contract.rope_offset)
+        e = normed(scope, e, "mtp.pre_fc_norm_embedding.weight")
+        h = normed(scope, hidden, "mtp.pre_fc_norm_hidden.weight")
+        pair = (e, h) if contract.concat_order is ConcatOrder.EMBED_HIDDEN else (h, e)
+        return linear(concat(*pair), scope.weight("mtp.fc.weight"))
+
+    def step(scope: Scope, ids: Any, hidden: Any, rows: Rows) -> tuple[Any, Any, Any]:
+        """Logits, target ids and recycled hidden of one step over the rows."""
+        x = decoder_layer(scope, shape, LAYER, CACHE, joined(scope, ids, hidden, rows), rows)
+        final = normed(scope, x, "mtp.norm.weight")
+        logits = linear(final if contract.logits_norm else x, scope.weight(HEAD))
+        tokens = argmax(logits)
+        if mapped:
+            tokens = take(tokens, scope.weight(DRAFT_IDS))
+        return logits, tokens, x if contract.recycle is StreamPoint.PRE_NORM else final
+
+    def program(scope: Scope) -> None:
+        m = row_count(scope.key)
+        ids = scope.input("ids", m)
+        hidden = scope.input("hidden", m, config.hidden_size, format=working)
+        rows = Rows.read(scope, max_context)
+        if scope.key.mode is Mode.PREFILL:
+            x = layer_input(scope, shape, LAYER, joined(scope, ids, hidden, rows))
+            write_keys(scope, shape, f"{LAYER}.self_attn", CACHE, x, rows)
+        elif scope.key.mode is Mode.CHAIN:
+            for index in range(scope.key.rows):
+                at = rows.advanced(index) if index else rows
+                _, ids, hidden = step(scope, ids, hidden, at)
+                scope.output(f"tokens.{index}", ids)
+            scope.output("hidden", hidden)
+        else:
+            logits, tokens, hidden = step(scope, ids, hidden, rows)
+            scope.output("logits", logits)
+            scope.output("tokens", tokens)
+            scope.output("hidden", hidden)
+
+    return program
