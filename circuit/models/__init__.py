@@ -1,0 +1,1 @@
+"""Loading of targets: configuration, weights and tokenizer of a checkpoint."""

@@ -1,0 +1,301 @@
+"""From `config.json` to a `TargetConfig`; every key is classified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from circuit.models.config import Family, RopeKind, RopeSpec, TargetConfig, config_problems
+from circuit.models.errors import ConfigRefused, UnknownArchitecture
+from circuit.models.keys import Allowed, Ignored, Rule, Used, classify
+
+NULL = type(None)
+ARCHITECTURES = {
+    Family.LLAMA: "LlamaForCausalLM",
+    Family.MISTRAL: "MistralForCausalLM",
+    Family.QWEN2: "Qwen2ForCausalLM",
+    Family.QWEN3: "Qwen3ForCausalLM",
+}
+TRAINING = Ignored("acts in training only")
+OUTPUTS = Ignored("chooses what the Python model returns, not what it computes")
+RECORD = Ignored("records how or with what the file was made")
+SAMPLING = Ignored("a default for sampling, which the request decides")
+LABELS = Ignored("labels of a classifier; a language model has none")
+
+RULES: dict[str, Rule] = {
+    "model_type": Used(str),
+    "architectures": Used((list, NULL)),
+    "vocab_size": Used(int),
+    "hidden_size": Used(int),
+    "intermediate_size": Used(int),
+    "num_hidden_layers": Used(int),
+    "num_attention_heads": Used(int),
+    "num_key_value_heads": Used((int, NULL)),
+    "head_dim": Used((int, NULL)),
+    "rms_norm_eps": Used(float),
+    "max_position_embeddings": Used(int),
+    "rope_theta": Used(float),
+    "rope_scaling": Used((dict, NULL)),
+    "rope_parameters": Used((dict, NULL)),
+    "tie_word_embeddings": Used(bool),
+    "attention_bias": Used(bool),
+    "sliding_window": Used((int, NULL)),
+    "use_sliding_window": Used(bool),
+    "layer_types": Used((list, NULL)),
+    "bos_token_id": Used((int, NULL)),
+    "eos_token_id": Used((int, list, NULL)),
+    "pad_token_id": Used((int, NULL)),
+    "hidden_act": Allowed(("silu", "swish")),
+    "mlp_bias": Allowed((False,)),
+    "pretraining_tp": Allowed((1, None)),
+    "partial_rotary_factor": Allowed((1.0, None)),
+    "rope_interleaved": Allowed((False,)),
+    "is_encoder_decoder": Allowed((False,)),
+    "is_decoder": Allowed((False, True)),
+    "add_cross_attention": Allowed((False,)),
+    "quantization_config": Allowed((None,)),
+    "auto_map": Allowed((None,)),
+    "tokenizer_class": Ignored("tokenizer.json says what the tokenizer does"),
+    "max_window_layers": Ignored("read only where a sliding window is used, which is refused"),
+    "torch_dtype": Ignored("each tensor states its own type"),
+    "dtype": Ignored("each tensor states its own type"),
+    "is_llama_config": RECORD,
+    "transformers_version": RECORD,
+    "_name_or_path": RECORD,
+    "transformers.js_config": RECORD,
+    "unsloth_version": RECORD,
+    "unsloth_fixed": RECORD,
+    "initializer_range": TRAINING,
+    "attention_dropout": TRAINING,
+    "hidden_dropout": TRAINING,
+    "resid_pdrop": TRAINING,
+    "embd_pdrop": TRAINING,
+    "use_cache": OUTPUTS,
+    "return_dict": OUTPUTS,
+    "output_hidden_states": OUTPUTS,
+    "output_attentions": OUTPUTS,
+    "torchscript": OUTPUTS,
+    "_attn_implementation": OUTPUTS,
+    "_attn_implementation_autoset": OUTPUTS,
+    "attn_implementation": OUTPUTS,
+    "chunk_size_feed_forward": Ignored("splits the work of a feed-forward layer, same result"),
+    "id2label": LABELS,
+    "label2id": LABELS,
+    "problem_type": LABELS,
+    "do_sample": SAMPLING,
+    "temperature": SAMPLING,
+    "top_k": SAMPLING,
+    "top_p": SAMPLING,
+    "max_length": SAMPLING,
+}
+NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+
+ROPE_RULES: dict[str, Rule] = {
+    "rope_type": Used((str, NULL)),
+    "type": Used((str, NULL)),
+    "rope_theta": Used(float),
+    "factor": Used(float),
+    "original_max_position_embeddings": Used(int),
+    "low_freq_factor": Used(float),
+    "high_freq_factor": Used(float),
+    "beta_fast": Used((float, NULL)),
+    "beta_slow": Used((float, NULL)),
+    "attention_factor": Used((float, NULL)),
+    "mscale": Used((float, NULL)),
+    "mscale_all_dim": Used((float, NULL)),
+    "truncate": Used(bool),
+    "partial_rotary_factor": Allowed((1.0, None)),
+}
+ROPE_KINDS = {
+    "default": RopeKind.NONE,
+    "linear": RopeKind.LINEAR,
+    "llama3": RopeKind.LLAMA3,
+    "yarn": RopeKind.YARN,
+}
+ROPE_KEYS = {
+    RopeKind.NONE: (),
+    RopeKind.LINEAR: ("factor",),
+    RopeKind.LLAMA3: (
+        "factor",
+        "original_max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+    ),
+    RopeKind.YARN: (
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+}
+ROPE_NEEDED = {
+    RopeKind.NONE: (),
+    RopeKind.LINEAR: ("factor",),
+    RopeKind.YARN: ("factor",),
+    RopeKind.LLAMA3: ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def config_from_json(
+    path: Path,
+    found: Mapping[str, object],
+    *,
+    generation: Mapping[str, object],
+    chat_template: str | None = None,
+) -> TargetConfig:
+    """The target that `found`, the parsed `config.json` at `path`, describes.
+
+    `generation` is the parsed `generation_config.json` (or empty): its end, begin and padding ids go
+    before those of `config.json`, as in the checkpoints' own library. Raises UnknownArchitecture or
+    one ConfigRefused with all problems.
+    """
+    family = _family(path, found)
+    problems = classify(found, RULES)
+    problems += [f"{key} is missing" for key in NEEDED if key not in found]
+    if problems:
+        raise ConfigRefused(path=path, problems=problems)
+    problems += _family_problems(family, found)
+    heads = found["num_attention_heads"]
+    rope = _rope(found, problems)
+    biased = family is Family.QWEN2 or found.get("attention_bias", False)
+    if problems:
+        raise ConfigRefused(path=path, problems=problems)
+    config = TargetConfig(
+        family=family,
+        hidden_size=found["hidden_size"],
+        vocab_size=found["vocab_size"],
+        intermediate_size=found["intermediate_size"],
+        num_attention_heads=heads,
+        num_hidden_layers=found["num_hidden_layers"],
+        rope=rope,
+        num_key_value_heads=found.get("num_key_value_heads") or heads,
+        head_dim=found.get("head_dim") or found["hidden_size"] // heads,
+        rms_norm_eps=float(found["rms_norm_eps"]),
+        chat_template=chat_template,
+        max_position_embeddings=found["max_position_embeddings"],
+        tie_word_embeddings=found.get("tie_word_embeddings", False),
+        qkv_bias=biased,
+        o_bias=biased and family is not Family.QWEN2,
+        qk_norm=family is Family.QWEN3,
+        **_special_ids(found, generation),
+    )
+    problems = config_problems(config)
+    if problems:
+        raise ConfigRefused(path=path, problems=problems)
+    return config
+
+
+def _family(path: Path, found: Mapping[str, object]) -> Family:
+    """The family that `model_type` names; `architectures`, if given, must agree with it."""
+    known = ", ".join(family.value for family in Family)
+    try:
+        family = Family(found.get("model_type"))
+    except ValueError:
+        raise UnknownArchitecture(path=path, found=found.get("model_type"), known=known) from None
+    named = found.get("architectures")
+    if isinstance(named, list) and named != [ARCHITECTURES[family]]:
+        raise UnknownArchitecture(
+            path=path,
+            found=", ".join(map(str, named)),
+            known=f"{ARCHITECTURES[family]} (model_type {family.value})",
+        )
+    return family
+
+
+def _family_problems(family: Family, found: Mapping[str, object]) -> list[str]:
+    """What one family refuses and another does not: windows, implied sizes, biases."""
+    problems = []
+    context = found["max_position_embeddings"]
+    if family in (Family.QWEN2, Family.QWEN3):
+        if found.get("use_sliding_window", False):
+            problems.append("use_sliding_window is True; allowed: False")
+    else:
+        window = found.get("sliding_window", 4096 if family is Family.MISTRAL else None)
+        if window is not None and window < context:
+            problems.append(
+                f"sliding_window is {window}{'' if 'sliding_window' in found else ' by default'}"
+                f"; allowed: null, or at least max_position_embeddings ({context})"
+            )
+    kinds = set(found.get("layer_types") or ["full_attention"])
+    if kinds != {"full_attention"}:
+        problems.append(
+            f"layer_types holds {', '.join(sorted(map(str, kinds)))}; allowed: full_attention"
+        )
+    if family is not Family.LLAMA and not found.get("num_key_value_heads"):
+        problems.append(
+            "num_key_value_heads is missing; this family's default is not its usual value"
+        )
+    if family is Family.QWEN3 and not found.get("head_dim"):
+        problems.append("head_dim is missing; this family's default is not hidden_size / heads")
+    if family in (Family.QWEN2, Family.MISTRAL) and found.get("attention_bias", False):
+        problems.append("attention_bias is True; the biases of this family are fixed")
+    if not found.get("head_dim") and found["hidden_size"] % max(1, found["num_attention_heads"]):
+        problems.append(
+            "hidden_size is not a multiple of num_attention_heads and head_dim is missing"
+        )
+    return problems
+
+
+def _rope(found: Mapping[str, object], problems: list[str]) -> RopeSpec:
+    """The rotary embedding under its old or new spelling; adds to `problems` what is refused."""
+    old, new = found.get("rope_scaling"), found.get("rope_parameters")
+    if old and new:
+        problems.append("rope_scaling and rope_parameters are both given; allowed: one of them")
+    name = "rope_parameters" if new else "rope_scaling"
+    given = dict(new or old or {})
+    found_problems = classify(given, ROPE_RULES, prefix=f"{name}.")
+    if found_problems:
+        problems += found_problems
+        return RopeSpec(theta=10000.0)
+    theta = given.pop("rope_theta", found.get("rope_theta", 10000.0))
+    spelled = given.pop("rope_type", None) or given.pop("type", None) or "default"
+    given.pop("type", None)
+    given.pop("partial_rotary_factor", None)
+    kind = ROPE_KINDS.get(spelled)
+    if kind is None:
+        problems.append(f"{name}.rope_type is {spelled!r}; allowed: {', '.join(ROPE_KINDS)}")
+        return RopeSpec(theta=float(theta))
+    problems += [
+        f"{name}.{key} means nothing for rope type {spelled}"
+        for key in given
+        if key not in ROPE_KEYS[kind]
+    ]
+    missing = [key for key in ROPE_NEEDED[kind] if key not in given]
+    problems += [f"{name}.{key} is missing, which rope type {spelled} needs" for key in missing]
+    if kind in (RopeKind.LLAMA3, RopeKind.YARN):
+        given.setdefault("original_max_position_embeddings", found["max_position_embeddings"])
+    fields = {
+        "original_context" if k == "original_max_position_embeddings" else k: v
+        for k, v in given.items()
+        if v is not None and k in ROPE_KEYS[kind]
+    }
+    return RopeSpec(theta=float(theta), kind=kind, **fields)
+
+
+def _special_ids(found: Mapping[str, object], generation: Mapping[str, object]) -> dict:
+    """The begin, end and padding ids; those of `generation` go first."""
+
+    def pick(key: str) -> object:
+        value = generation.get(key)
+        return found.get(key) if value is None else value
+
+    ends = pick("eos_token_id")
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    pad = pick("pad_token_id")
+    return {
+        "bos_token_id": pick("bos_token_id"),
+        "eos_token_ids": tuple(ends),
+        "pad_token_id": None if pad == -1 else pad,
+    }
