@@ -115,4 +115,11 @@ def wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def column_index(x: torch.Tensor) -> torch.Tensor:
+    """The number of each column of `x`, i32 [n], for whatever the body runs on."""
+    if isinstance(x, torch.Tensor):
+        return torch.arange(x.shape[-1], device=x.device, dtype=torch.int32)
+    return x.column_index()
+
+
 Value = torch.Tensor | PackedTensor

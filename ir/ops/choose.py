@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import embedding
 
-from ir.op import pointwise, row
+from ir.op import column_index, pointwise, row
 
 
 @row("logits[m,v] -> [m]")
@@ -11,7 +11,7 @@ def argmax(logits):
     """Index (i32) of the largest logit of each row, the first on ties; v when a row holds no maximum (NaN)."""
     count = logits.shape[-1]
     best = logits.amax(-1, keepdim=True)
-    index = torch.arange(count, device=logits.device, dtype=torch.int32)
+    index = column_index(logits)
     return torch.where(logits == best, index, count).amin(-1).to(torch.int32)
 
 
@@ -21,7 +21,7 @@ def mask_logits(logits, bitmask):
 
     `bitmask` is i32 [m, w], bit set = allowed; bits beyond the vocabulary have no effect.
     """
-    index = torch.arange(logits.shape[-1], device=logits.device, dtype=torch.int32)
+    index = column_index(logits)
     word = torch.take_along_dim(
         bitmask, (index // 32).clamp(max=bitmask.shape[-1] - 1).long()[None, :], dim=-1
     )
