@@ -96,6 +96,7 @@ CASES = {
     "take": lambda t: (index(0, 3, 1), index(10, 20, 30, 40)),
     "concat": lambda t: (randn(3, 4, dtype=t), randn(3, 3, dtype=t)),
     "advance": lambda t: (index(-1, 0, 7),),
+    "zero_at": lambda t: (randn(3, 5, dtype=t), index(0, 4, -1)),
     "split_heads": lambda t: (randn(3, 12, dtype=t),),
     "merge_heads": lambda t: (randn(3, 4, 5, dtype=t),),
     "columns": lambda t: (randn(3, 12, dtype=t),),
