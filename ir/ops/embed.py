@@ -23,4 +23,4 @@ def select_rows(x, index):
 @pointwise("x[m,n] positions[m] -> [m,n]")
 def zero_at(x, positions, *, at=0):
     """`x` with the rows of position `at` set to zero: heads that hide the first token's embedding."""
-    return torch.where(positions[:, None] == at, torch.zeros_like(x), x)
+    return torch.where(positions[:, None] == at, 0.0, x)
