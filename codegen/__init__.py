@@ -1,1 +1,1 @@
-"""From graph to kernels: backends, expression printing, plans, arenas, artifacts, the kernel store."""
+"""From graph to kernels: backends, expressions, plans, arenas, artifacts, the kernel store."""

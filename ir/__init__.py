@@ -1,1 +1,1 @@
-"""The language: ops, typed graphs over torch.fx, tracing, interpretation, passes, verification, printing."""
+"""The language: ops, typed graphs over torch.fx, tracing, passes, verification, printing."""

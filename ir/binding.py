@@ -17,9 +17,10 @@ from ir.tracing import Scope, trace
 class Binding:
     """A target or a draft head: `program` is traced once per key over `weights` and `states`.
 
-    `states` maps the name of each state to its type for one pool of blocks. `keys` are the programs that the
-    binding offers. `unmodelled` lists, in words, what the program cannot express of the checkpoint: a build
-    with a non-empty list is refused with all of them. `contract` is printed when a head is compiled.
+    `states` maps the name of each state to its type for one pool of blocks. `keys` are the programs
+    that the binding offers. `unmodelled` lists, in words, what the program cannot express of the
+    checkpoint: a build with a non-empty list is refused with all of them. `contract` is printed
+    when a head is compiled.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class DraftBinding(Binding):
-    """The binding of a draft head; `vocab` rows are scored, `hidden` columns are recycled between steps."""
+    """The binding of a draft head: scores `vocab` rows, recycles `hidden` columns between steps."""
 
     vocab: int = 0
     hidden: int = 0

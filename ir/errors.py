@@ -1,4 +1,4 @@
-"""Errors a caller can cause: one sentence that says what is wrong, one hint that says what to do."""
+"""Errors a caller can cause: a sentence that says what is wrong, a hint that says what to do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class CircuitError(Exception):
     """A mistake of the caller, or of the caller's files, told in one sentence and a hint.
 
-    Subclasses set `says` and `hint` as format strings over the keyword arguments of the constructor,
-    which are kept in `facts` so that a program can read what a person reads.
+    Subclasses set `says` and `hint` as format strings over the keyword arguments of the
+    constructor, which are kept in `facts` so that a program can read what a person reads.
     """
 
     says: str = "{message}"

@@ -1,4 +1,4 @@
-"""Element formats and tensor types. Nothing here imports torch, so that a compiled plan loads without it."""
+"""Element formats and tensor types, without torch: a compiled plan loads without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = 32
 
 
 class Format(Enum):
-    """How elements are stored. Block formats hold 32 elements with shared f16 scales (GGUF layouts)."""
+    """How elements are stored; block formats hold 32 elements with f16 scales (GGUF)."""
 
     F32 = "f32"
     F16 = "f16"
@@ -51,7 +51,7 @@ class Format(Enum):
         return "uint8" if self.is_block else _ELEMENTS[self][2]
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a tensor of `shape`; the last dimension of a block format is a multiple of 32."""
+        """Bytes of a tensor of `shape`; the last dimension in blocks is a multiple of 32."""
         count = math.prod(shape)
         if self.is_block:
             return count // BLOCK * _BLOCK_BYTES[self]
@@ -100,6 +100,6 @@ class TensorType:
 
     @staticmethod
     def of(value: Any) -> TensorType:
-        """The type of a concrete tensor: torch, numpy, or packed in blocks (which names its format)."""
+        """The type of a tensor: torch, numpy, or packed in blocks (which names its format)."""
         packed = getattr(value, "format", None)
         return TensorType(tuple(value.shape), packed if packed else Format.of(value.dtype))

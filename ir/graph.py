@@ -14,7 +14,8 @@ from ir.op import Kind, Op
 from ir.tensor import TensorType
 
 __all__ = [
-    "DECODE", "Graph", "GraphKey", "Level", "MergedWeight", "Mode", "Role", "Slot", "kind_of", "op_of", "type_of",
+    "DECODE", "Graph", "GraphKey", "Level", "MergedWeight", "Mode", "Role", "Slot", "kind_of",
+    "op_of", "type_of",
 ]  # fmt: skip
 
 
@@ -37,7 +38,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class MergedWeight:
-    """Rows of several weights as one: side by side, or interleaved in groups of `width` rows (width > 0)."""
+    """Rows of several weights as one: side by side, or in turns of `width` rows (width > 0)."""
 
     parts: tuple[str, ...]
     width: int = 0
@@ -55,10 +56,11 @@ class Slot:
 
 @dataclass
 class Graph:
-    """A program: an fx graph whose nodes carry `meta["type"]`, `meta["origin"]` and, once fused, `meta["region"]`.
+    """A program: an fx graph whose nodes carry type, origin and, once fused, region in `meta`.
 
-    `slots` maps placeholder names to what they stand for, in placeholder order. `outputs` maps output names to
-    nodes through the fx output node, whose single argument is a dict. `history` names the passes run so far.
+    `slots` maps placeholder names to what they stand for, in placeholder order. `outputs` maps
+    output names to nodes through the fx output node, whose single argument is a dict. `history`
+    names the passes run so far.
     """
 
     key: GraphKey

@@ -33,8 +33,8 @@ def interpret(
 ) -> dict[str, torch.Tensor]:
     """Output name -> value. States are written in place.
 
-    `double` computes in float64 (weights and float inputs are widened; states must be float64 already):
-    the oracle that compiled programs are measured against.
+    `double` computes in float64 (weights and float inputs are widened; states must be float64
+    already): the oracle that compiled programs are measured against.
     """
     env: dict[torch.fx.Node, object] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -30,17 +31,42 @@ class Kind(Enum):
 REGISTRY: dict[str, Op] = {}
 
 
+@dataclass(frozen=True)
+class Split:
+    """Two ops that do one: `finish(x, partial(x, width=...))` equals the op on `x`."""
+
+    partial: Op
+    finish: Op
+
+
+@dataclass(frozen=True)
+class Facets:
+    """What passes may ask of an op beyond its kind; every facet has a silent default.
+
+    `flops` counts one call from the signature's dimensions. `gathers` names the arguments of a
+    POINTWISE op that have the shape of the result but are not read at the result's own index.
+    `identity` says for which attributes the op returns its first argument. `tile` names the
+    attribute that bounds a ROW op's reductions to tiles of the last dimension, so that the tile of
+    an anchor can hold one. `split` is the pair of ops that a wide reduction splits into.
+    """
+
+    flops: Callable[..., int] | None = None
+    gathers: str = ""
+    identity: Callable[..., bool] | None = None
+    tile: str = ""
+    split: Split | None = None
+
+
 class Op:
     """A named op. Called on tensors it computes; called on FX proxies it records itself."""
 
     def __init__(
-        self, body: Callable[..., torch.Tensor], kind: Kind, signature: str,
-        flops: Callable[..., int] | None = None,
-    ) -> None:  # fmt: skip
+        self, body: Callable[..., torch.Tensor], kind: Kind, signature: str, facets: Facets
+    ) -> None:
         self.body = body
         self.kind = kind
         self.signature = Signature.parse(signature)
-        self.flops = flops
+        self.facets = facets
         self.name = self.__name__ = body.__name__
         self.__module__ = body.__module__
         self.__qualname__ = body.__qualname__
@@ -87,18 +113,40 @@ class Op:
 
     def count_flops(self, types: list[TensorType]) -> int:
         """Floating-point operations of one call (a multiply-add counts two); 0 unless declared."""
-        if self.flops is None:
+        if self.facets.flops is None:
             return 0
         bound = self.signature.bind(self.name, [t.shape for t in types])
-        wanted = inspect.signature(self.flops).parameters
-        return self.flops(**{k: bound[k] for k in wanted})
+        wanted = inspect.signature(self.facets.flops).parameters
+        return self.facets.flops(**{k: bound[k] for k in wanted})
+
+    def elementwise(self, argument: int) -> bool:
+        """True if each result element reads argument number `argument` at its own index only."""
+        name, dims = self.signature.arguments[argument]
+        same = dims == self.signature.result and name not in self.facets.gathers.split()
+        return self.kind is Kind.POINTWISE and same
+
+    def is_identity(self, attributes: dict[str, Any]) -> bool:
+        """True if a call with `attributes` is declared to return its first argument."""
+        test = self.facets.identity
+        return test is not None and test(**{**self.defaults, **attributes})
+
+    @property
+    def stacked(self) -> int | None:
+        """The argument of an ANCHOR whose rows are the result's columns; None if there is none.
+
+        Stacking rows of that argument puts the results side by side.
+        """
+        column = self.signature.result[-1]
+        holders = [i for i, (_, d) in enumerate(self.signature.arguments) if column in d]
+        rows = [i for i in holders if self.signature.arguments[i][1][0] == column]
+        return rows[0] if self.kind is Kind.ANCHOR and holders == rows and len(rows) == 1 else None
 
 
 def _decorator(kind: Kind) -> Callable[..., Callable[[Callable[..., torch.Tensor]], Op]]:
     def with_signature(
-        signature: str, *, flops: Callable[..., int] | None = None
+        signature: str, **facets: Any
     ) -> Callable[[Callable[..., torch.Tensor]], Op]:
-        return lambda body: Op(body, kind, signature, flops)
+        return lambda body: Op(body, kind, signature, Facets(**facets))
 
     return with_signature
 

@@ -1,4 +1,4 @@
-"""Dimension signatures: `"x[m,k] weight[n,k] -> [m,n]"` parsed, unified with shapes, and applied."""
+"""Dimension signatures: `"x[m,k] weight[n,k] -> [m,n]"` parsed, unified, applied."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def _evaluate(expression: str, bound: dict[str, int]) -> int:
 class Signature:
     """Argument names with their dimension names, and the dimensions of the result.
 
-    A dimension is a name (bound at its first use), an integer (which must be met), or, in the result
-    only, an expression over bound names and attributes. A leading `...` stands for any dimensions.
+    A dimension is a name (bound at its first use), an integer (which must be met), or, in the
+    result only, an expression over bound names and attributes. A leading `...` stands for any
+    dimensions.
     """
 
     text: str
@@ -50,7 +51,7 @@ class Signature:
         return tuple(name for name, _ in self.arguments)
 
     def bind(self, op: str, shapes: list[Shape]) -> dict[str, int]:
-        """Dimension name -> size, from the shapes of the arguments; the first disagreement is an error."""
+        """Dimension name -> size, from the arguments' shapes; a disagreement is an error."""
         if len(shapes) != len(self.arguments):
             raise BadOpCall(
                 op=op,

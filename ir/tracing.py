@@ -25,7 +25,7 @@ class _OpTracer(torch.fx.Tracer):
 
 
 def _caller() -> str:
-    """`folder/file.py:line` of the nearest frame outside `ir` and `torch`: the program's own line."""
+    """`folder/file.py:line` of the nearest frame outside `ir` and `torch`: the program's line."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -39,8 +39,8 @@ def _caller() -> str:
 class Scope:
     """What a program sees while it is traced: its inputs, weights, states and outputs by name.
 
-    A weight or state asked for twice is one placeholder; the handle that a STATE op returns takes the place
-    of the state when it is asked for again, so order is plain data flow.
+    A weight or state asked for twice is one placeholder; the handle that a STATE op returns takes
+    the place of the state when it is asked for again, so order is plain data flow.
     """
 
     def __init__(

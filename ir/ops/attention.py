@@ -1,8 +1,8 @@
 """Attention over a paged cache, and the writes to it.
 
-A cache is one state per layer, [blocks, 2, kv_heads, 16, head_dim]: keys, then values, 16 rows a block.
-Block 0 is scratch: padding rows write there and nothing reads it. A sequence is a row of `tables` (block
-numbers in order); its row number j lives in slot `tables[j // 16] * 16 + j % 16`.
+A cache is one state per layer, [blocks, 2, kv_heads, 16, head_dim]: keys, then values, 16 rows a
+block. Block 0 is scratch: padding rows write there and nothing reads it. A sequence is a row of
+`tables` (block numbers in order); its row number j lives in slot `tables[j // 16] * 16 + j % 16`.
 """
 
 import torch
@@ -14,7 +14,7 @@ BLOCK_ROWS = 16
 
 @pointwise("tables[s,t] row_sequence[m] indices[m] -> [m]")
 def slot_at(tables, row_sequence, indices):
-    """Slot (i32) of row number `indices[i]` of sequence `row_sequence[i]`; a slot of block 0 for padding (-1)."""
+    """Slot (i32) of KV row `indices[i]` of sequence `row_sequence[i]`; in block 0 for -1."""
     live = indices.clamp(min=0)
     flat = row_sequence * tables.shape[1] + live // BLOCK_ROWS
     block = torch.nn.functional.embedding(flat, tables.reshape(-1, 1))[..., 0]
@@ -23,7 +23,7 @@ def slot_at(tables, row_sequence, indices):
 
 @state("cache[b,2,g,16,d] k[m,g,d] v[m,g,d] slots[m] -> [b,2,g,16,d]")
 def kv_write(cache, k, v, slots):
-    """The cache with the key and value of row i stored in `slots[i]`, rounded to the cache's format."""
+    """The cache with key and value of row i stored in `slots[i]`, rounded to its format."""
     if not cache.is_meta:
         block, line = (slots // BLOCK_ROWS).long(), (slots % BLOCK_ROWS).long()
         cache[block, 0, :, line] = k.to(cache.dtype)
@@ -32,7 +32,7 @@ def kv_write(cache, k, v, slots):
 
 
 def _attend(q, keys, values, live, scale):
-    """Softmax attention of q [m, h, d] over keys and values [g, l, d] where `live` [m, l]; f32 inside."""
+    """Softmax attention of q [m, h, d] over keys and values [g, l, d] where `live` [m, l]."""
     rows, heads, dim = q.shape
     grouped = q.reshape(rows, keys.shape[0], -1, dim)
     scores = torch.einsum("mgrd,gld->mgrl", grouped, keys) * scale
@@ -47,8 +47,8 @@ def _attend(q, keys, values, live, scale):
 def attention(q, cache, tables, row_sequence, indices, *, scale=1.0):
     """Each row's attention over rows 0..indices[i] of its sequence; zero for a padding row (-1).
 
-    Query head j reads key-value head j // (h // g). Scores, softmax and sums are f32. Slots past a row's
-    last visible one are never read into its result, whatever they hold.
+    Query head j reads key-value head j // (h // g). Scores, softmax and sums are f32. Slots past a
+    row's last visible one are never read into its result, whatever they hold.
     """
     out = torch.zeros_like(q)
     if q.is_meta:

@@ -9,7 +9,7 @@ from ir.tensor import Format
 
 @pointwise("ids[m] table[v,n] -> [m,n]")
 def embed(ids, table, *, working=Format.F32):
-    """Rows `ids` of the table in the working format; an id outside the table reads its nearest row."""
+    """Rows `ids` of the table in the working format; an id outside it reads its nearest row."""
     rows = embedding(ids.clamp(0, table.shape[0] - 1), table)
     return rows.to(working.dtype) if rows.dtype.itemsize < 8 else rows
 

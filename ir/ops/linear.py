@@ -9,8 +9,9 @@ from ir.tensor import BLOCK, Format
 def round_activations(x: torch.Tensor, to: Format) -> torch.Tensor:
     """`x` as a kernel of activation format `to` reads it, in the dtype of `x`.
 
-    BF16 rounds to nearest even. Q8_0 holds each 32 columns as int8 (nearest even) times an f32 scale of
-    absmax / 127, so that products with block-format weights are exact integers inside a block.
+    BF16 rounds to nearest even. Q8_0 holds each 32 columns as int8 (nearest even) times an f32
+    scale of absmax / 127, so that products with block-format weights are exact integers inside a
+    block.
     """
     if to is Format.BF16:
         return x.to(torch.bfloat16).to(x.dtype)
@@ -25,8 +26,8 @@ def round_activations(x: torch.Tensor, to: Format) -> torch.Tensor:
 def linear(x, weight, *, activation=None):
     """Rows of `x` against rows of `weight`; accumulates in f32.
 
-    `activation` names the format that `x` is rounded to first (None: not at all); it is set when weights
-    are packed and is part of the numerics of the program.
+    `activation` names the format that `x` is rounded to first (None: not at all); it is set when
+    weights are packed and is part of the numerics of the program.
     """
     rounded = wide(x) if activation is None else round_activations(wide(x), activation)
     return torch.nn.functional.linear(rounded, wide(weight).to(rounded.dtype)).to(x.dtype)

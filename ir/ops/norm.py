@@ -13,7 +13,7 @@ def inverse_rms(x, *, eps=1e-6):
 
 @pointwise("x[...,n] inverse[...] weight[n] -> [...,n]")
 def norm_scale(x, inverse, weight, *, offset=0.0):
-    """`x` times its row's statistic times `weight + offset`, in f32, rounded once to the dtype of `x`.
+    """`x` times its row's statistic times `weight + offset`, in f32, rounded once to its dtype.
 
     `offset` is 1 for families that store the weight around zero (Qwen3-Next, Qwen3.5, Step-3.5).
     """

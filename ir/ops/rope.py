@@ -5,12 +5,13 @@ import torch
 from ir.op import pointwise
 
 
-@pointwise("x[m,h,d] positions[m] cos[p,r] sin[p,r] -> [m,h,d]")
+@pointwise("x[m,h,d] positions[m] cos[p,r] sin[p,r] -> [m,h,d]", gathers="x")
 def rope(x, positions, cos, sin):
-    """`x` with the first 2r columns of each head rotated by its row's position (Su et al., 2104.09864).
+    """`x` with 2r columns of each head turned by its row's position (Su et al., arXiv 2104.09864).
 
-    `cos` and `sin` are f32 tables over positions (row p: position p; positions outside are clamped); column
-    j turns the pair (j, j + r). Columns from 2r on pass unchanged (partial rotary).
+    `cos` and `sin` are f32 tables over positions (row p: position p; positions outside are
+    clamped); column j turns the pair (j, j + r). Columns from 2r on pass unchanged (partial
+    rotary).
     """
     half = cos.shape[-1]
     c = torch.nn.functional.embedding(positions, cos)[:, None]

@@ -11,7 +11,7 @@ def concat(a, b):
     return torch.cat([a, b], dim=-1)
 
 
-@pointwise("index[m] -> [m]")
+@pointwise("index[m] -> [m]", identity=lambda by: by == 0)
 def advance(index, *, by=1):
     """`index + by` where an index is valid (>= 0); a padding row (-1) stays padding."""
     return torch.where(index >= 0, index + by, index)
@@ -37,5 +37,5 @@ def columns(x, *, start=0, stop=1):
 
 @view("x[m,n] -> [m,n//of]")
 def lane(x, *, index=0, of=2, width=16):
-    """Every `of`-th group of `width` columns, from group `index` on: one of several interleaved values."""
+    """Every `of`-th group of `width` columns from group `index` on: one of interleaved values."""
     return x.unflatten(-1, (-1, of, width))[..., index, :].flatten(-2)
