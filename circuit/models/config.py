@@ -132,8 +132,8 @@ def _id_problems(config: TargetConfig) -> list[str]:
 def _rope_problems(config: TargetConfig) -> list[str]:
     """What is wrong with the rope scaling, as sentences."""
     rope, problems = config.rope, []
-    if rope.factor < 1.0:
-        problems.append(f"the rope scaling factor is {rope.factor}, which is below 1")
+    if not 1.0 <= rope.factor < float("inf"):
+        problems.append(f"the rope scaling factor is {rope.factor}, which is not 1 or more")
     if rope.kind in (RopeKind.LLAMA3, RopeKind.YARN) and rope.original_context < 1:
         problems.append(f"rope kind {rope.kind.value} needs original_max_position_embeddings")
     if rope.kind is RopeKind.LLAMA3 and rope.high_freq_factor <= rope.low_freq_factor:

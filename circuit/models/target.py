@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
-def target_keys(*, batches: Iterable[int] = (2, 4, 8, 16), chunk: int = 256) -> tuple[GraphKey, ...]:
+def target_keys(
+    *, batches: Iterable[int] = (2, 4, 8, 16), chunk: int = 256
+) -> tuple[GraphKey, ...]:
     """The programs of a target: decode, verify of 2 to 4 rows, `batches` of sequences, prompt chunks."""
     verify = tuple(GraphKey(Mode.VERIFY, rows) for rows in (2, 3, 4))
     batch = tuple(GraphKey(Mode.BATCH, rows) for rows in batches)
@@ -61,9 +63,7 @@ def target_program(
         rows = Rows.read(scope, max_context)
         x = embed(ids, scope.weight(EMBEDDING), working=working)
         for index in range(config.num_hidden_layers):
-            x = decoder_layer(
-                scope, shape, f"model.layers.{index}", f"layers.{index}.kv", x, rows
-            )
+            x = decoder_layer(scope, shape, f"model.layers.{index}", f"layers.{index}.kv", x, rows)
         scope.output("hidden", x)
         norm = scope.weight(NORM)
         if normed_hidden:

@@ -1,0 +1,105 @@
+"""What each key of `config.json` means here: used, ignored for a reason, or held to a value."""
+
+from __future__ import annotations
+
+from circuit.models.keys import Allowed, Ignored, Rule, Used
+
+NULL = type(None)
+TRAINING = Ignored("acts in training only")
+OUTPUTS = Ignored("chooses what the Python model returns, not what it computes")
+RECORD = Ignored("records how or with what the file was made")
+SAMPLING = Ignored("a default for sampling, which the request decides")
+LABELS = Ignored("labels of a classifier; a language model has none")
+
+RULES: dict[str, Rule] = {
+    "model_type": Used(str),
+    "architectures": Used((list, NULL)),
+    "vocab_size": Used(int),
+    "hidden_size": Used(int),
+    "intermediate_size": Used(int),
+    "num_hidden_layers": Used(int),
+    "num_attention_heads": Used(int),
+    "num_key_value_heads": Used((int, NULL)),
+    "head_dim": Used((int, NULL)),
+    "rms_norm_eps": Used(float),
+    "max_position_embeddings": Used(int),
+    "rope_theta": Used(float),
+    "rope_scaling": Used((dict, NULL)),
+    "rope_parameters": Used((dict, NULL)),
+    "tie_word_embeddings": Used(bool),
+    "attention_bias": Used(bool),
+    "sliding_window": Used((int, NULL)),
+    "use_sliding_window": Used(bool),
+    "layer_types": Used((list, NULL)),
+    "bos_token_id": Used((int, NULL)),
+    "eos_token_id": Used((int, list, NULL)),
+    "pad_token_id": Used((int, NULL)),
+    "hidden_act": Allowed(("silu", "swish")),
+    "mlp_bias": Allowed((False,)),
+    "pretraining_tp": Allowed((1, None)),
+    "partial_rotary_factor": Allowed((1.0, None)),
+    "rope_interleaved": Allowed((False,)),
+    "is_encoder_decoder": Allowed((False,)),
+    "is_decoder": Allowed((False, True)),
+    "add_cross_attention": Allowed((False,)),
+    "quantization_config": Allowed((None,)),
+    "auto_map": Allowed((None,)),
+    "tokenizer_class": Ignored("tokenizer.json says what the tokenizer does"),
+    "max_window_layers": Ignored("read only where a sliding window is used, which is refused"),
+    "torch_dtype": Ignored("each tensor states its own type"),
+    "dtype": Ignored("each tensor states its own type"),
+    "is_llama_config": RECORD,
+    "transformers_version": RECORD,
+    "_name_or_path": RECORD,
+    "transformers.js_config": RECORD,
+    "unsloth_version": RECORD,
+    "unsloth_fixed": RECORD,
+    "initializer_range": TRAINING,
+    "attention_dropout": TRAINING,
+    "hidden_dropout": TRAINING,
+    "resid_pdrop": TRAINING,
+    "embd_pdrop": TRAINING,
+    "use_cache": OUTPUTS,
+    "return_dict": OUTPUTS,
+    "output_hidden_states": OUTPUTS,
+    "output_attentions": OUTPUTS,
+    "torchscript": OUTPUTS,
+    "_attn_implementation": OUTPUTS,
+    "_attn_implementation_autoset": OUTPUTS,
+    "attn_implementation": OUTPUTS,
+    "chunk_size_feed_forward": Ignored("splits the work of a feed-forward layer, same result"),
+    "id2label": LABELS,
+    "label2id": LABELS,
+    "problem_type": LABELS,
+    "do_sample": SAMPLING,
+    "temperature": SAMPLING,
+    "top_k": SAMPLING,
+    "top_p": SAMPLING,
+    "max_length": SAMPLING,
+}
+NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+
+ROPE_RULES: dict[str, Rule] = {
+    "rope_type": Used((str, NULL)),
+    "type": Used((str, NULL)),
+    "rope_theta": Used(float),
+    "factor": Used(float),
+    "original_max_position_embeddings": Used(int),
+    "low_freq_factor": Used(float),
+    "high_freq_factor": Used(float),
+    "beta_fast": Used((float, NULL)),
+    "beta_slow": Used((float, NULL)),
+    "attention_factor": Used((float, NULL)),
+    "mscale": Used((float, NULL)),
+    "mscale_all_dim": Used((float, NULL)),
+    "truncate": Used(bool),
+    "partial_rotary_factor": Allowed((1.0, None)),
+}
