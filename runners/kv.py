@@ -1,96 +1,211 @@
-"""The paged cache of a program's states, and the leases through which sequences hold blocks of it."""
+"""The paged cache: a pool of blocks of 16 rows, and the leases by which sequences hold them.
+
+Block 0 is scratch: padding rows write there, nothing reads it, and no lease holds it. Blocks are numbers; the
+pool's arrays (one per state, [blocks, 2, kv_heads, 16, head_dim]) live as long as the pool and never move.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from ir.format import TensorType
-from runners.errors import CacheFull
+from runners.buffers import host_array
+from runners.errors import CacheFull, ContextFull, LeaseClosed, PoolInUse, StatesDiffer
 
 BLOCK_ROWS = 16
-SCRATCH = 0
+
+
+def blocks_of(rows: int) -> int:
+    """Blocks that `rows` rows occupy."""
+    return -(-rows // BLOCK_ROWS)
 
 
 class KvPool:
-    """Every state of a binding as one array [blocks, 2, kv_heads, 16, head_dim]; block 0 is scratch.
+    """The memory of all sequences of one runner, and which block belongs to whom.
 
-    A block number means the same block in every state. Arrays are made once and never move, so a program
-    may keep their addresses. bf16 is held as its 16 bits.
+    `states` maps a state's name to its type; the types' first dimension is the number of blocks, scratch
+    included. `context` is the most rows that one sequence may hold (None: as many as there are blocks for).
+    `allocate` makes the array of a state, on the host unless told otherwise.
     """
 
-    def __init__(self, states: Mapping[str, TensorType]) -> None:
-        counts = {type_.shape[0] for type_ in states.values()}
-        assert len(counts) == 1, "all states of a binding have one number of blocks"
-        self.blocks = counts.pop()
+    def __init__(
+        self, states: Mapping[str, TensorType], context: int | None = None,
+        allocate: Callable[[TensorType], Any] = host_array,
+    ) -> None:  # fmt: skip
+        counts = {t.shape[0] for t in states.values()}
+        assert len(counts) <= 1, f"states disagree on the number of blocks: {counts}"
         self.types = dict(states)
-        self.arrays = {n: np.zeros(t.shape, t.format.storage) for n, t in states.items()}
-        self._free = list(range(self.blocks - 1, SCRATCH, -1))
+        self.blocks = counts.pop() if counts else 1 + blocks_of(context or 0)
+        self.context = (self.blocks - 1) * BLOCK_ROWS if context is None else context
+        self.arrays = {name: allocate(type_) for name, type_ in states.items()}
+        self._free = list(range(self.blocks - 1, 0, -1))
+        self._held: dict[int, int] = {}  # block -> number of the owner that holds it
+        self._owners = 0
 
     @property
     def free(self) -> int:
-        """Blocks that no lease holds."""
+        """Blocks that nobody holds."""
         return len(self._free)
 
-    def lease(self) -> Lease:
-        """A new lease without blocks."""
-        return Lease(self)
+    @property
+    def owners(self) -> int:
+        """Leases and detached rows that hold at least one block."""
+        return len(set(self._held.values()))
 
-    def take(self, count: int) -> list[int]:
-        """`count` free blocks, lowest first; CacheFull, with nothing taken, when there are fewer."""
+    def lease(self, budget: int = 0) -> Lease:
+        """A lease of an empty sequence; blocks for `budget` rows are its own until it is closed."""
+        lease = Lease(self)
+        lease.reserve(budget)
+        lease.floor = len(lease.blocks)
+        return lease
+
+    def attach(self, rows: DetachedRows) -> Lease:
+        """A lease that takes over detached rows."""
+        lease = Lease(self)
+        lease.blocks, lease.rows = rows.hand_over(self)
+        return lease
+
+    def close(self) -> None:
+        """Frees the memory; refused while a lease or detached rows hold blocks."""
+        if self._held:
+            raise PoolInUse(count=self.owners, blocks=len(self._held))
+        self.arrays = {}
+        self._free = []
+
+    def new_owner(self) -> int:
+        """A number that no other lease of this pool has."""
+        self._owners += 1
+        return self._owners
+
+    def take(self, count: int, owner: int) -> list[int]:
+        """Moves `count` blocks from the free list to `owner`: all of them, or none and an error."""
         if count > len(self._free):
-            raise CacheFull(free=len(self._free), blocks=self.blocks - 1, wanted=count)
-        return [self._free.pop() for _ in range(count)]
+            raise CacheFull(free=len(self._free), wanted=count, blocks=self.blocks - 1)
+        taken = [self._free.pop() for _ in range(count)]
+        self._held.update(dict.fromkeys(taken, owner))
+        return taken
 
-    def give_back(self, blocks: list[int]) -> None:
-        """Makes `blocks` free again, to be taken lowest first."""
-        assert not set(blocks) & set(self._free), "a block is given back twice"
-        self._free = sorted([*self._free, *blocks], reverse=True)
+    def give(self, blocks: list[int], owner: int) -> None:
+        """Moves blocks of `owner` back to the free list."""
+        for block in reversed(blocks):
+            assert self._held.pop(block, None) == owner, f"block {block} is not its giver's"
+            self._free.append(block)
 
 
 class Lease:
-    """The cache blocks of one sequence; `rows` of them are written, in order from its row 0."""
+    """The rows of one sequence: blocks in order, and how many rows of them are live."""
 
-    def __init__(self, pool: KvPool, blocks: list[int] | None = None, rows: int = 0) -> None:
+    def __init__(self, pool: KvPool) -> None:
         self.pool = pool
-        self.blocks = [] if blocks is None else blocks
-        self.rows = rows
+        self.rows = 0
+        self.floor = 0
+        self.blocks: list[int] = []
+        self.owner = pool.new_owner()
+        self.closed = False
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def table(self, width: int) -> np.ndarray:
+        """What a program reads: block numbers in order, i32 [width], 0 (scratch) past the last block."""
+        row = np.zeros(width, np.int32)
+        row[: len(self.blocks)] = self.blocks
+        return row
 
     def reserve(self, rows: int) -> None:
-        """Makes room for `rows` rows in all; CacheFull leaves the lease as it was."""
-        missing = -(-rows // BLOCK_ROWS) - len(self.blocks)
+        """Makes room for `rows` rows in all; on an error the lease is as it was."""
+        self._check_open()
+        if rows > self.pool.context:
+            raise ContextFull(rows=rows, limit=self.pool.context)
+        missing = blocks_of(rows) - len(self.blocks)
         if missing > 0:
-            self.blocks += self.pool.take(missing)
+            self.blocks += self.pool.take(missing, self.owner)
 
     def append(self, count: int) -> int:
-        """Counts `count` further rows as written, with room made for them; the number of the first."""
+        """Counts `count` further rows as written, with room made for them; the row number of the first."""
         first = self.rows
         self.reserve(first + count)
         self.rows = first + count
         return first
 
     def trim(self, rows: int) -> None:
-        """Keeps the first `rows` rows; blocks past them go back to the pool."""
-        assert 0 <= rows <= self.rows, f"cannot keep {rows} of {self.rows} rows"
+        """Keeps the first `rows` rows; blocks that become empty are freed, down to the lease's budget."""
+        self._check_open()
+        assert 0 <= rows <= self.rows, f"trim to {rows} of {self.rows} rows"
         self.rows = rows
-        keep = -(-rows // BLOCK_ROWS)
-        self.pool.give_back(self.blocks[keep:])
+        keep = max(blocks_of(rows), self.floor)
+        self.pool.give(self.blocks[keep:], self.owner)
         del self.blocks[keep:]
 
-    def table(self, width: int) -> np.ndarray:
-        """The block numbers in order, i32 [width]; places past the last block name the scratch block."""
-        row = np.full(width, SCRATCH, np.int32)
-        row[: len(self.blocks)] = self.blocks
-        return row
+    def detach(self) -> DetachedRows:
+        """The rows as an object that outlives the sequence; the lease is closed."""
+        self._check_open()
+        self.trim(self.rows)
+        rows = DetachedRows(self.pool, self.blocks, self.rows, self.owner)
+        self.blocks, self.rows, self.closed = [], 0, True
+        return rows
 
-    def detach(self) -> tuple[list[int], int]:
-        """The blocks and row count, which the caller owns from now on; the lease is left empty."""
-        blocks, rows = self.blocks, self.rows
-        self.blocks, self.rows = [], 0
+    def close(self) -> None:
+        """Frees the blocks; a second close changes nothing."""
+        if not self.closed:
+            self.pool.give(self.blocks, self.owner)
+            self.blocks, self.rows, self.closed = [], 0, True
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of the live rows of a state held on the host, [2, kv_heads, rows, head_dim]."""
+        self._check_open()
+        blocks = self.pool.arrays[name][self.blocks]
+        rows = np.moveaxis(np.asarray(blocks), 0, 2)  # [2, g, blocks, 16, d]
+        return rows.reshape(*rows.shape[:2], -1, rows.shape[-1])[:, :, : self.rows].copy()
+
+    def move(self, pool: KvPool) -> Lease:
+        """A lease of the same rows in another pool of the same states; this one is closed."""
+        self._check_open()
+        shapes = [
+            {n: (t.format, t.shape[1:]) for n, t in p.types.items()} for p in (self.pool, pool)
+        ]
+        if shapes[0] != shapes[1]:
+            raise StatesDiffer(seen=sorted(shapes[0].items()), expected=sorted(shapes[1].items()))
+        moved = pool.lease(min(self.floor * BLOCK_ROWS, pool.context))
+        moved.append(self.rows)
+        used = blocks_of(self.rows)
+        for name, array in pool.arrays.items():
+            array[moved.blocks[:used]] = self.pool.arrays[name][self.blocks[:used]]
+        self.close()
+        return moved
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise LeaseClosed()
+
+
+class DetachedRows:
+    """Rows that no sequence uses at the moment: attached to a new sequence later, or closed."""
+
+    def __init__(self, pool: KvPool, blocks: list[int], rows: int, owner: int) -> None:
+        self.pool = pool
+        self.rows = rows
+        self.closed = False
+        self._blocks = blocks
+        self._owner = owner
+
+    def hand_over(self, pool: KvPool) -> tuple[list[int], int]:
+        """The blocks and the row count, for a lease of the same pool; these rows are closed."""
+        if self.closed:
+            raise LeaseClosed()
+        assert pool is self.pool, "rows are attached to the pool that holds them"
+        blocks, rows = self._blocks, self.rows
+        self.closed, self._blocks, self.rows = True, [], 0
         return blocks, rows
 
     def close(self) -> None:
-        """Gives all blocks back; a second call does nothing."""
-        blocks, _ = self.detach()
-        self.pool.give_back(blocks)
+        """Frees the blocks; a second close changes nothing."""
+        if not self.closed:
+            self.pool.give(self._blocks, self._owner)
+            self.closed, self._blocks, self.rows = True, [], 0
