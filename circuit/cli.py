@@ -1,0 +1,246 @@
+"""The commands: options in, one call into the part that does the work, an exit code out.
+
+Nothing heavy is imported before a command runs, so that help is immediate and a compiled artifact starts
+fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from circuit.report import Record, Screen, carry_out
+
+app = typer.Typer(
+    name="circuit",
+    help="Compile a language model and its draft head to native code, and generate text with both.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class WeightChoice(StrEnum):
+    """The formats that weights can be compiled in."""
+
+    native = "native"
+    f32 = "f32"
+    bf16 = "bf16"
+    q8_0 = "q8_0"
+
+
+class BackendChoice(StrEnum):
+    """The backends that kernels can be generated for."""
+
+    cpp = "cpp"
+    triton = "triton"
+
+
+class PageFormat(StrEnum):
+    """What `circuit show` writes."""
+
+    text = "text"
+    svg = "svg"
+    html = "html"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact of `circuit compile`.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=256, help="Threads; by default every core.")
+]
+
+
+def _run(action: Callable[[Screen], Record], as_json: bool, debug: bool) -> None:
+    raise typer.Exit(carry_out(action, as_json=as_json, debug=debug))
+
+
+@app.command()
+def fetch(
+    model: Annotated[str, typer.Argument(help="`demo`, the model that the examples use.")] = "demo",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Fetch a model into the cache and print where it is."""
+
+    def action(screen: Screen) -> Record:
+        from circuit.sources import fetch_model
+
+        return fetch_model(model, screen)
+
+    _run(action, as_json, debug)
+
+
+@app.command()
+def compile(
+    model: Annotated[str, typer.Argument(help="A GGUF file, a folder, a hub id, or `demo`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],
+    draft: Annotated[
+        str | None, typer.Option("--draft", help="A draft head's safetensors file, or `demo`.")
+    ] = None,
+    weights: Annotated[
+        WeightChoice, typer.Option("--weights", help="The target's weights; `native`: as stored.")
+    ] = WeightChoice.native,
+    backend: Annotated[BackendChoice, typer.Option("--backend")] = BackendChoice.cpp,
+    context: Annotated[
+        int | None, typer.Option("--context", min=16, help="Longest text, in tokens [2048].")
+    ] = None,
+    batch: Annotated[
+        str, typer.Option("--batch", help="Widths of the programs for several sequences.")
+    ] = "2,4,8,16",
+    check: Annotated[
+        bool, typer.Option("--check", help="Check each pass by its meaning, then the result.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compile a model, and a draft head for it, into an artifact."""
+
+    def action(screen: Screen) -> Record:
+        from circuit.pipeline import CompileRequest, compile_model
+
+        request = CompileRequest.read(
+            model=model, out=out, draft=draft, weights=weights.value, backend=backend.value,
+            context=context, batch=batch, check=check,
+        )  # fmt: skip
+        return compile_model(request, screen)
+
+    _run(action, as_json, debug)
+
+
+@app.command()
+def generate(
+    folder: Folder,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from; `-`: stdin.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt in the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 200,
+    drafts: Annotated[
+        int, typer.Option("--drafts", min=1, max=3, help="Tokens guessed ahead of each check.")
+    ] = 3,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Leave the draft head out.")] = False,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="Interpret the same programs with torch instead.")
+    ] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")
+    ] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Generate text, streamed as it comes."""
+
+    def action(screen: Screen) -> Record:
+        from circuit.generate import GenerateRequest, generate_text
+
+        request = GenerateRequest(
+            folder=folder, prompt=prompt, chat=chat, max_tokens=max_tokens,
+            drafts=0 if no_draft else drafts, eager=eager, ignore_eos=ignore_eos, threads=threads,
+        )  # fmt: skip
+        return generate_text(request, screen)
+
+    _run(action, as_json, debug)
+
+
+@app.command()
+def check(
+    folder: Folder,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="On a failure, find the first bad rewrite.")
+    ] = False,
+    keys: Annotated[
+        str | None, typer.Option("--keys", help="Only these programs, as DECODE,VERIFY_2.")
+    ] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare every compiled program with the eager one, and say how much was compared."""
+
+    def action(screen: Screen) -> Record:
+        from circuit.check import check_artifact
+
+        return check_artifact(folder, screen, keys=keys, bisect=bisect, threads=threads)
+
+    _run(action, as_json, debug)
+
+
+@app.command()
+def bench(
+    folder: Folder,
+    peers: Annotated[
+        str, typer.Option("--peers", help="Any of eager, torch.compile, llama.cpp.")
+    ] = "eager,torch.compile,llama.cpp",
+    keys: Annotated[
+        str | None, typer.Option("--keys", help="Only these programs, as DECODE,VERIFY_4.")
+    ] = None,
+    runs: Annotated[int, typer.Option("--runs", min=3, help="Timed rounds.")] = 15,
+    text: Annotated[
+        bool, typer.Option("--text", help="Whole texts with and without drafts instead of steps.")
+    ] = False,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", min=1, help="With --text: how many prompts [all].")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, help="With --text: tokens of each text.")
+    ] = 200,
+    threads: Threads = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time the artifact and its peers side by side, in rounds that take turns."""
+
+    def action(screen: Screen) -> Record:
+        from circuit.bench.command import BenchRequest, bench_artifact
+
+        request = BenchRequest.read(
+            folder=folder, peers=peers, keys=keys, runs=runs, text=text, prompts=prompts,
+            max_tokens=max_tokens, threads=threads,
+        )  # fmt: skip
+        return bench_artifact(request, screen)
+
+    _run(action, as_json, debug)
+
+
+@app.command()
+def show(
+    folder: Folder,
+    level: Annotated[
+        str | None, typer.Option("--level", help="traced, typed, fused or ordered: print that graph.")
+    ] = None,
+    key: Annotated[str, typer.Option("--key", help="The program to show.")] = "DECODE",
+    part: Annotated[str, typer.Option("--part", help="`target` or `draft`; both if left out.")] = "",
+    page: Annotated[PageFormat, typer.Option("--format")] = PageFormat.text,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write there instead of to stdout.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the launches of a program with bytes and flops, its arena, and its graph at a level."""
+
+    def action(screen: Screen) -> Record:
+        from circuit.show import ShowRequest, show_artifact
+
+        request = ShowRequest.read(
+            folder=folder, level=level, key=key, part=part, format=page.value, out=out
+        )
+        return show_artifact(request, screen)
+
+    _run(action, as_json, debug)
+
+
+def main() -> None:
+    """Runs the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What a command prints: text or one JSON object on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from circuit.models.errors import NotAModel, PathMissing
+from circuit.options import BadOption
+from ir.errors import CircuitError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+Record = Mapping[str, object]
+Report = Callable[[str, int, int], None]
+
+OK, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+
+
+class UsageError(CircuitError):
+    """The command line names something that is not there or cannot be meant."""
+
+
+class NoSuchPath(UsageError):
+    says = "{path} does not exist."
+    hint = "{hint}"
+
+
+class Screen:
+    """Where a command writes. With `as_json`, stdout is kept for the one object of its result."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.on_terminal = sys.stderr.isatty()
+
+    def say(self, line: str = "") -> None:
+        """Prints a line for a person."""
+        print(line, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def stream(self, text: str) -> None:
+        """Prints a part of a text at once, without a line's end."""
+        if not self.as_json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Report]:
+        """Gives a `report(stage, done, total)` that draws a bar per stage; quiet where stderr is a file.
+
+        Without a terminal each stage is one line, printed when it begins.
+        """
+        if not self.on_terminal:
+            yield self._plain(title)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description:<34}"), BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(),
+        )  # fmt: skip
+        with Progress(*columns, console=Console(stderr=True)) as bars:
+            tasks: dict[str, int] = {}
+
+            def report(stage: str, done: int, total: int) -> None:
+                if stage not in tasks:
+                    tasks[stage] = bars.add_task(f"{title}: {stage}", total=total)
+                bars.update(tasks[stage], completed=done, total=max(total, 1))
+
+            yield report
+
+    @staticmethod
+    def _plain(title: str) -> Report:
+        seen: set[str] = set()
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in seen:
+                seen.add(stage)
+                print(f"{title}: {stage}", file=sys.stderr, flush=True)
+
+        return report
+
+
+def carry_out(action: Callable[[Screen], Record], *, as_json: bool, debug: bool) -> int:
+    """Runs `action` and prints its record if `as_json`; the exit code of the command.
+
+    Every failure is one sentence and a hint on stderr, and, with `as_json`, an object with `error` on
+    stdout. `debug` shows the traceback as well.
+    """
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s"
+    )
+    logging.captureWarnings(True)
+    screen = Screen(as_json)
+    try:
+        with _terminable():
+            record = action(screen)
+    except KeyboardInterrupt:
+        return _failed(screen, INTERRUPTED, "interrupted", "Interrupted; nothing is left half-written.")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FAILURE
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads on; the interpreter must not complain about that at exit
+        return FAILURE
+    except Exception as error:  # the edge: every failure becomes one sentence and an exit code
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        return _failed(screen, *_told(error))
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+    code = record.get("exit_code", OK)
+    return code if isinstance(code, int) else FAILURE
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets a termination signal unwind the stack, so that temporary files are removed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not in the main thread, where signals are not ours to handle
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _told(error: Exception) -> tuple[int, str, str, str]:
+    """Exit code, class, sentence and hint of an error."""
+    kind = type(error).__name__
+    if isinstance(error, CircuitError):
+        usage = isinstance(error, UsageError | BadOption | PathMissing | NotAModel)
+        return USAGE if usage else FAILURE, kind, error.sentence, error.advice
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        sentence = f"{where}{error.strerror or error}."
+        return FAILURE, kind, sentence, "Check the path, its permissions and the free space."
+    if isinstance(error, MemoryError):
+        return FAILURE, kind, "There is not enough memory.", "Use a smaller context or model."
+    hint = "This is a fault of the program; run the command again with --debug for its traceback."
+    return FAILURE, kind, f"{kind}: {error}", hint
+
+
+def _failed(screen: Screen, code: int, kind: str, sentence: str, hint: str = "") -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    if hint:
+        print(f"  hint: {hint}", file=sys.stderr)
+    if screen.as_json:
+        told = {"error": {"kind": kind, "says": sentence, "hint": hint}, "exit_code": code}
+        print(json.dumps(told, ensure_ascii=False), flush=True)
+    return code
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """The rows under their headings in aligned columns; the first column to the left, others to the right."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows)]
+    lines = [headings, ["-" * width for width in widths], *rows]
+
+    def line(cells: list[str]) -> str:
+        first = cells[0].ljust(widths[0])
+        return "  ".join([first, *(c.rjust(w) for c, w in zip(cells[1:], widths[1:]))]).rstrip()
+
+    return "\n".join(map(line, lines))
