@@ -16,6 +16,8 @@ from codegen.store import KernelStore
 from ir.format import Format, TensorType
 
 if TYPE_CHECKING:
+    from ir.passes.facts import Facts
+
     from codegen.lower import Lowered, Operand
     from ir.op import Value
 
@@ -35,6 +37,10 @@ class Backend(ABC):
 
     name: str
     working: Format  # what values between regions are stored in
+    interleave: int | None = (
+        16  # rows of one weight that stand together when weights merge in turns
+    )
+    argmax_tile: int | None = 128  # width of the tiles that a wide argmax splits into
 
     @abstractmethod
     def supports(self, weight: Format) -> bool:
@@ -47,6 +53,14 @@ class Backend(ABC):
     @abstractmethod
     def state_format(self, weight: Format) -> Format:
         """What keys and values are stored in when the weights have this format."""
+
+    def pass_facts(self) -> Facts:
+        """What the passes ask of the backend."""
+        from ir.passes.facts import Facts
+
+        floats = [f for f in Format if f.is_float and self.supports(f)]
+        activation = {f: a for f in floats if (a := self.activation_format(f))}
+        return Facts(activation, self.interleave, self.argmax_tile)
 
     @abstractmethod
     def problems(self, lowered: Lowered) -> list[str]:
@@ -91,7 +105,16 @@ class Backend(ABC):
     def build(
         self, units: Mapping[str, str], store: KernelStore, report: Report = silent
     ) -> dict[str, Path]:
-        """File name -> built file, from unit name -> source; what it makes is kept in `store`."""
+        """File name -> built file, from unit name -> source; what it makes is kept in `store`.
+
+        On the host these are `program.so`, which has the entry of every plan, `int SYMBOL(void *const
+        *buffers, Team *team, long long *nanoseconds)` (the clock of each launch, or null; 0 means done), and
+        `team.so` with `Team *team_create(int threads)` and `void team_destroy(Team *)`.
+        """
+
+    @abstractmethod
+    def sources(self, units: Mapping[str, str]) -> dict[str, str]:
+        """File name -> text of everything that `build` reads, to be kept beside what it builds."""
 
     @abstractmethod
     def facts(self) -> dict[str, str]:

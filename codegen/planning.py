@@ -26,10 +26,9 @@ class UnboundOutput(CircuitError):
 
 
 def weight_name(slot: Slot) -> str:
-    """The name of a weight in plans and artifacts; parts of a merged one are joined with `+`."""
-    if slot.merged is None:
-        return slot.name
-    return "+".join(slot.merged.parts) + (f"/{slot.merged.width}" if slot.merged.width else "")
+    """The name of a weight in plans and artifacts; merged parts in turns of 16 rows end in `/16`."""
+    turns = slot.merged.width if slot.merged else 0
+    return f"{slot.name}/{turns}" if turns else slot.name
 
 
 def make_plan(
