@@ -7,14 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from enum import Enum
 from typing import Any, TypeVar, get_type_hints
 
-from ir.errors import CircuitError
-
-
-class HeadRefused(CircuitError):
-    """A draft head cannot be used as it is."""
-
-    says = "the draft head {path} cannot be used: {problem}"
-    hint = "give a head that was made for this target, in a form that `circuit compile --help` lists"
+from proposers.errors import HeadRefused
 
 
 class ConcatOrder(Enum):
@@ -95,12 +88,17 @@ class Contract:
         return {k: v.value if isinstance(v, Enum) else v for k, v in asdict(self).items()}
 
 
-QWEN35 = Contract(norm_form=NormForm.ONE_PLUS, gated_attention=True, qk_norm=True, partial_rotary=0.25)
+QWEN35 = Contract(
+    norm_form=NormForm.ONE_PLUS, gated_attention=True, qk_norm=True, partial_rotary=0.25
+)  # Qwen3-Next, Qwen3.5
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Sizes of a one-layer head. `vocab_size` rows are scored; ids are of `target_vocab_size`."""
+    """Sizes of a one-layer head. `vocab_size` rows are scored; ids are of `target_vocab_size`.
+
+    `rope_theta` is the base of the head's own rotary frequencies; 0 stands for the target's tables.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -110,16 +108,19 @@ class HeadConfig:
     rms_norm_eps: float
     vocab_size: int
     target_vocab_size: int
+    rope_theta: float = 0.0
 
     def problems(self) -> list[str]:
         """Contradictions between the sizes, as sentences."""
         found = [f"{f.name} is {getattr(self, f.name)}, which is not positive"
-                 for f in fields(self) if not getattr(self, f.name) > 0]  # fmt: skip
+                 for f in fields(self) if f.default is MISSING and not getattr(self, f.name) > 0]  # fmt: skip
+        if self.rope_theta < 0:
+            found.append(f"rope_theta is {self.rope_theta}, which is negative")
         if not found and self.num_attention_heads % self.num_key_value_heads:
             found.append(f"{self.num_attention_heads} query heads cannot share "
                          f"{self.num_key_value_heads} key-value heads evenly")  # fmt: skip
         if self.vocab_size > self.target_vocab_size:
-            found.append(f"{self.vocab_size} scored ids, more than the target's {self.target_vocab_size}")
+            found.append(f"{self.vocab_size} ids are scored, of a vocabulary of {self.target_vocab_size}")
         return found
 
     def plain(self) -> dict[str, object]:
@@ -134,8 +135,9 @@ def read_record(kind: type[Record], values: Mapping[str, Any], path: object) -> 
     """The record `kind` with the fields of `values`; an unknown field or value is HeadRefused, all at once."""
     types = get_type_hints(kind)
     known = {f.name: f for f in fields(kind)}
-    problems = [f"{kind.__name__.lower()} has an unknown field {name!r}" for name in values if name not in known]
-    problems += [f"{kind.__name__.lower()} lacks {name}" for name, f in known.items()
+    what = "contract" if kind is Contract else "config"
+    problems = [f"its {what} has an unknown field {name!r}" for name in values if name not in known]
+    problems += [f"its {what} lacks {name}" for name, f in known.items()
                  if f.default is MISSING and name not in values]  # fmt: skip
     given: dict[str, Any] = {}
     for name in known.keys() & values.keys():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ir.graph import DECODE, GraphKey, Mode
+from ir.key import Mode
 from ir.ops import argmax, concat, embed, linear, rms_norm, take, zero_at
 from ir.tensor import Format
 from ir.tracing import Scope
@@ -20,16 +20,6 @@ from proposers.config import ConcatOrder, Contract, HeadConfig, StreamPoint
 
 EMBEDDING, HEAD, DRAFT_IDS = "embed_tokens.weight", "lm_head.weight", "draft_ids"
 LAYER, CACHE = "mtp.layers.0", "layers.0.kv"
-
-
-def head_keys(
-    *, batches: tuple[int, ...] = (2, 4, 8, 16), chunk: int = 256, chain: int = 4
-) -> tuple[GraphKey, ...]:
-    """The programs of a head: one step, extend by 2 to 4 rows, `batches`, prompt chunks, chains."""
-    verify = tuple(GraphKey(Mode.VERIFY, rows) for rows in (2, 3, 4))
-    batch = tuple(GraphKey(Mode.BATCH, rows) for rows in batches)
-    chains = tuple(GraphKey(Mode.CHAIN, steps) for steps in range(1, chain + 1))
-    return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk), *chains)
 
 
 def attention_shape(contract: Contract, config: HeadConfig) -> AttentionShape:
@@ -47,13 +37,13 @@ def attention_shape(contract: Contract, config: HeadConfig) -> AttentionShape:
 
 def mtp_program(
     contract: Contract, config: HeadConfig, max_context: int, *,
-    mapped: bool, working: Format = Format.F32,
+    mapped: bool, tied: bool = False, working: Format = Format.F32,
 ) -> Callable[[Scope], None]:  # fmt: skip
     """The forward of a head: outputs `logits` [m, vocab], `tokens` [m] (target ids) and `hidden` [m, n].
 
     `hidden` is what the next draft step takes. PREFILL stores keys and values and has no output; CHAIN_k
     makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1] and the last `hidden`. `mapped`:
-    the scored ids are positions in `draft_ids`.
+    the scored ids are positions in `draft_ids`. `tied`: the embedding scores as well.
     """
     shape = attention_shape(contract, config)
     offset, eps = contract.norm_form.offset, config.rms_norm_eps
@@ -75,7 +65,7 @@ def mtp_program(
         """Logits, target ids and recycled hidden of one step over the rows."""
         x = decoder_layer(scope, shape, LAYER, CACHE, joined(scope, ids, hidden, rows), rows)
         final = normed(scope, x, "mtp.norm.weight")
-        logits = linear(final if contract.logits_norm else x, scope.weight(HEAD))
+        logits = linear(final if contract.logits_norm else x, scope.weight(EMBEDDING if tied else HEAD))
         tokens = argmax(logits)
         if mapped:
             tokens = take(tokens, scope.weight(DRAFT_IDS))

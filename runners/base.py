@@ -138,7 +138,7 @@ class Holder(Protocol):
     """What a draft runner is installed in; without one it runs eagerly."""
 
     @property
-    def circuit_draft(self) -> DraftRunner | None:
+    def installed(self) -> DraftRunner | None:
         """The installed runner."""
 
     def set_circuit_draft(self, runner: DraftRunner | None) -> None:
@@ -152,7 +152,7 @@ def swap_draft(holder: Holder, build: Callable[[], DraftRunner]) -> DraftRunner:
     runner is still referenced from elsewhere, the holder is as it was and the new runner is freed.
     """
     new = build()
-    old = holder.circuit_draft
+    old = holder.installed
     if old is not None:
         holder.set_circuit_draft(None)
         try:

@@ -1,0 +1,30 @@
+"""Errors of drafting and of loading draft heads."""
+
+from ir.errors import CircuitError
+
+
+class HeadRefused(CircuitError):
+    """A draft head cannot be used as it is."""
+
+    says = "the draft head {path} cannot be used: {problem}"
+    hint = "give a head that was made for this target: one safetensors file, or a folder with mtp.* tensors"
+
+
+class ForeignState(CircuitError):
+    says = "{proposer} was given a {given}, which is not a state that it made"
+    hint = "pass the state that alloc_state of the same proposer returned"
+
+
+class BadRequest(CircuitError):
+    says = "{proposer} cannot draft: {problem}"
+    hint = "see ProposeRequest for what a request holds"
+
+
+class LeverRefused(CircuitError):
+    says = "lever {name} is {value!r}, which is not {wanted}"
+    hint = "levers are parsed once and never guessed; leave {name} out for its default"
+
+
+class NoModules(CircuitError):
+    says = "a multi-module head was made of no modules"
+    hint = "give one MtpHead per prediction depth"

@@ -1,0 +1,55 @@
+"""Index inputs of a step: which rows of which sequences a program computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ir.key import GraphKey
+from runners.base import Runner
+from runners.kv import Lease
+
+
+@dataclass(frozen=True)
+class Lane:
+    """`count` rows of one sequence, from row number `first`, the first at rotary position `position`."""
+
+    lease: Lease
+    first: int
+    position: int
+    count: int = 1
+
+
+def index_inputs(runner: Runner, key: GraphKey, lanes: Sequence[Lane]) -> dict[str, np.ndarray]:
+    """`tables`, `row_sequence`, `indices` and `positions` of a step over `lanes`, in order.
+
+    Rows and sequences that the program has beyond them are padding (index -1).
+    """
+    types = runner.inputs(key)
+    sequences, width = types["tables"].shape
+    (rows,) = types["indices"].shape
+    tables = np.zeros((sequences, width), np.int32)
+    indices = np.full(rows, -1, np.int32)
+    positions, owner = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+    at = 0
+    for number, lane in enumerate(lanes):
+        blocks = lane.lease.blocks
+        tables[number, : len(blocks)] = blocks
+        part = slice(at, at + lane.count)
+        steps = np.arange(lane.count, dtype=np.int32)
+        indices[part] = lane.first + steps
+        positions[part] = lane.position + steps
+        owner[part] = number
+        at += lane.count
+    return {"tables": tables, "row_sequence": owner, "indices": indices, "positions": positions}
+
+
+def padded(values: np.ndarray, rows: int) -> np.ndarray:
+    """`values` [k, ...] with zero rows after them, [rows, ...]."""
+    if len(values) == rows:
+        return values
+    out = np.zeros((rows, *values.shape[1:]), values.dtype)
+    out[: len(values)] = values
+    return out
