@@ -10,12 +10,16 @@ import numpy as np
 
 from ir.format import TensorType
 from ir.key import GraphKey
-from runners.errors import InputMismatch
+from runners.errors import InputMismatch, OutOfMemory
 
 
 def anonymous(nbytes: int) -> np.ndarray:
     """Zeroed memory, uint8 [nbytes], page-aligned; a page costs nothing until it is written."""
-    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)[:nbytes]
+    try:
+        memory = mmap.mmap(-1, max(nbytes, 1))
+    except OSError as problem:
+        raise OutOfMemory(nbytes=nbytes, problem=problem.strerror) from problem
+    return np.frombuffer(memory, np.uint8)[:nbytes]
 
 
 def shaped(raw: np.ndarray, type: TensorType) -> np.ndarray:

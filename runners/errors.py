@@ -41,3 +41,8 @@ class PoolInUse(CircuitError):
 class StatesDiffer(CircuitError):
     says = "rows of states {seen} cannot move to a pool of states {expected}"
     hint = "both runners must run the same binding with the same state format"
+
+
+class OutOfMemory(CircuitError):
+    says = "{nbytes} bytes of memory cannot be had: {problem}"
+    hint = "open the runner with fewer KV blocks, or a smaller context"

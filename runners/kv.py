@@ -65,7 +65,7 @@ class KvPool:
     def attach(self, rows: DetachedRows) -> Lease:
         """A lease that takes over detached rows."""
         lease = Lease(self)
-        lease.blocks, lease.rows = rows.hand_over(self)
+        lease.blocks, lease.rows, lease.owner = rows.hand_over(self)
         return lease
 
     def close(self) -> None:
@@ -144,8 +144,9 @@ class Lease:
         del self.blocks[keep:]
 
     def detach(self) -> DetachedRows:
-        """The rows as an object that outlives the sequence; the lease is closed."""
+        """The rows as an object that outlives the sequence, without unused blocks; the lease is closed."""
         self._check_open()
+        self.floor = 0
         self.trim(self.rows)
         rows = DetachedRows(self.pool, self.blocks, self.rows, self.owner)
         self.blocks, self.rows, self.closed = [], 0, True
@@ -195,14 +196,14 @@ class DetachedRows:
         self._blocks = blocks
         self._owner = owner
 
-    def hand_over(self, pool: KvPool) -> tuple[list[int], int]:
-        """The blocks and the row count, for a lease of the same pool; these rows are closed."""
+    def hand_over(self, pool: KvPool) -> tuple[list[int], int, int]:
+        """The blocks, the row count and the owner, for a lease of the same pool; these rows are closed."""
         if self.closed:
             raise LeaseClosed()
         assert pool is self.pool, "rows are attached to the pool that holds them"
         blocks, rows = self._blocks, self.rows
         self.closed, self._blocks, self.rows = True, [], 0
-        return blocks, rows
+        return blocks, rows, self._owner
 
     def close(self) -> None:
         """Frees the blocks; a second close changes nothing."""
