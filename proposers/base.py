@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proposers.config import StreamPoint
+from proposers.levers import ModelLevers
 from proposers.state import ProposerState
 from runners.base import DraftRunner
 
 if TYPE_CHECKING:
     from ir.binding import DraftBinding
-    from proposers.levers import ModelLevers
     from proposers.options import DraftOptions
 
 
@@ -60,7 +60,8 @@ class DraftProposer(ABC):
     queries.
     """
 
-    target_hidden: ClassVar[StreamPoint] | StreamPoint = StreamPoint.PRE_NORM
+    target_hidden: StreamPoint = StreamPoint.PRE_NORM
+    levers: ModelLevers = ModelLevers()
 
     @abstractmethod
     def alloc_state(self) -> ProposerState:

@@ -10,7 +10,7 @@ import numpy as np
 from ir.key import DECODE, GraphKey, Mode
 from proposers.state import MtpState, Row
 from runners.base import DraftRunner, Outputs
-from runners.rows import Lane, index_inputs, padded
+from runners.rows import Lane, index_inputs, padded, writing_key
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def write_rows(runner: DraftRunner, state: MtpState, rows: Sequence[Row]) -> Non
     done = 0
     while done < len(rows):
         left = len(rows) - done
-        key = _writer(runner, left)
+        key = writing_key(runner, left)
         part = rows[done : done + min(left, key.rows)]
         inputs = new_rows(runner, key, [state], [row.position for row in part], len(part))
         runner.run_draft(
@@ -45,15 +45,6 @@ def write_rows(runner: DraftRunner, state: MtpState, rows: Sequence[Row]) -> Non
             **inputs,
         )
         done += len(part)
-
-
-def _writer(runner: DraftRunner, rows: int) -> GraphKey:
-    """The narrowest program that writes `rows` rows, else the widest that writes some of them."""
-    modes = (Mode.PREFILL, Mode.VERIFY, Mode.DECODE)
-    fitting = [key for mode in modes if (key := runner.fitting(mode, rows)) is not None]
-    if fitting:
-        return min(fitting, key=lambda key: key.rows)
-    return max((GraphKey(mode, runner.widest(mode)) for mode in modes), key=lambda key: key.rows)
 
 
 def extend(runner: DraftRunner, state: MtpState) -> Outputs:

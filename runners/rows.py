@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ir.key import GraphKey
+from ir.key import GraphKey, Mode
 from runners.base import Runner
 from runners.kv import Lease
 
@@ -53,3 +53,13 @@ def padded(values: np.ndarray, rows: int) -> np.ndarray:
     out = np.zeros((rows, *values.shape[1:]), values.dtype)
     out[: len(values)] = values
     return out
+
+
+def writing_key(runner: Runner, rows: int) -> GraphKey:
+    """The narrowest program that takes in `rows` rows of one sequence, else the widest there is."""
+    modes = (Mode.PREFILL, Mode.VERIFY, Mode.DECODE)
+    fitting = [key for mode in modes if (key := runner.fitting(mode, rows)) is not None]
+    if fitting:
+        return min(fitting, key=lambda key: key.rows)
+    widest = [GraphKey(mode, runner.widest(mode)) for mode in modes if runner.widest(mode)]
+    return max(widest, key=lambda key: key.rows)

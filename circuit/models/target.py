@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
+from circuit.models.config import TargetConfig
+from circuit.models.rope import inverse_frequencies
 from ir.binding import Binding
 from ir.graph import DECODE, GraphKey, Mode
 from ir.ops import argmax, embed, linear, rms_norm, select_rows
@@ -16,9 +17,7 @@ from ir.tracing import Scope
 from proposers.blocks.attention import AttentionShape
 from proposers.blocks.decoder import decoder_layer
 from proposers.blocks.rows import Rows, blocks_for, row_count
-
-if TYPE_CHECKING:
-    from circuit.models.config import TargetConfig
+from proposers.mtp_binding import TargetSide
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
@@ -79,8 +78,6 @@ def target_program(
 
 def rope_tables(config: TargetConfig, max_context: int) -> dict[str, torch.Tensor]:
     """`rope.cos` and `rope.sin`, f32 [max_context, r]: taken in f64 and rounded once, factor included."""
-    from circuit.models.rope import inverse_frequencies
-
     frequencies, factor = inverse_frequencies(config)
     angles = torch.outer(torch.arange(max_context, dtype=torch.float64), frequencies.double())
     return {
@@ -117,10 +114,11 @@ def target_binding(
 ) -> Binding:
     """The target of a checkpoint, ready to be interpreted or compiled.
 
-    `sequences` contexts of `max_context` rows fit the cache (default: the widest BATCH of `keys`). A tied
-    head is bound once, under the embedding's name.
+    The context is rounded up to whole cache blocks; `sequences` of that length fit the cache (default: the
+    widest BATCH of `keys`). A tied head is bound once, under the embedding's name.
     """
     keys = target_keys() if keys is None else keys
+    max_context = blocks_for(max_context) * BLOCK_ROWS
     if sequences is None:
         sequences = max((key.rows for key in keys if key.mode is Mode.BATCH), default=1)
     weights = {n: t for n, t in tensors.items() if not (config.tie_word_embeddings and n == HEAD)}
@@ -135,3 +133,12 @@ def target_binding(
         states=states,
         keys=keys,
     )
+
+
+def target_side(
+    config: TargetConfig, tensors: Mapping[str, torch.Tensor | PackedTensor], max_context: int
+) -> TargetSide:
+    """What a draft head may borrow of the target: embedding, lm_head and rotary tables."""
+    embedding = tensors[EMBEDDING]
+    head = embedding if config.tie_word_embeddings else tensors[HEAD]
+    return TargetSide(embedding, head, rope_tables(config, blocks_for(max_context) * BLOCK_ROWS))

@@ -1,0 +1,1 @@
+"""Generation: sequences over the target's cache, drafts, verification, acceptance."""

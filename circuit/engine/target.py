@@ -1,0 +1,70 @@
+"""The target's programs as two verbs: take in a prompt, and compute a few rows of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from circuit.engine.errors import HiddenMissing
+from ir.key import DECODE, GraphKey, Mode
+from runners.base import Runner
+from runners.kv import BLOCK_ROWS, Lease
+from runners.rows import Lane, index_inputs, padded, writing_key
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the target says after some rows: `tokens` [m] (the maxima), `logits` [m, v], `hidden` [m, n].
+
+    `logits` and `hidden` may be the runner's own buffers: they hold until its next step.
+    """
+
+    tokens: Sequence[int]
+    logits: np.ndarray
+    hidden: np.ndarray
+
+
+class Target:
+    """A target's runner, seen from one sequence at a time; `hidden_output` names the rows a head reads."""
+
+    def __init__(self, runner: Runner, hidden_output: str = "hidden") -> None:
+        self.runner = runner
+        self.hidden_output = hidden_output
+        self.context = runner.inputs(DECODE)["tables"].shape[1] * BLOCK_ROWS
+
+    @property
+    def widest(self) -> int:
+        """The most rows of one sequence that are computed at once outside of a prompt."""
+        return max(self.runner.widest(Mode.VERIFY), 1)
+
+    def rows(self, lease: Lease, ids: Sequence[int]) -> Scored:
+        """Computes `ids` as the next rows of the sequence; they are counted as held."""
+        key = DECODE if len(ids) == 1 else GraphKey(Mode.VERIFY, len(ids))
+        return self._step(key, lease, ids)
+
+    def prompt(self, lease: Lease, ids: Sequence[int], *, keep_hidden: bool) -> Scored:
+        """Computes a prompt in chunks; the score of its last row, and all hiddens if they are kept."""
+        done, hiddens = 0, []
+        while done < len(ids):
+            left = len(ids) - done
+            key = writing_key(self.runner, left)
+            part = ids[done : done + key.rows]
+            scored = self._step(key, lease, part)
+            done += len(part)
+            if keep_hidden:
+                hiddens.append(self.runner.read(scored.hidden)[: len(part)])
+        last = slice(0, 1) if key.mode is Mode.PREFILL else slice(len(part) - 1, len(part))
+        hidden = np.concatenate(hiddens) if hiddens else scored.hidden[len(part) - 1 : len(part)]
+        return Scored(scored.tokens[last], scored.logits[last], hidden)
+
+    def _step(self, key: GraphKey, lease: Lease, ids: Sequence[int]) -> Scored:
+        first = lease.append(len(ids))
+        inputs = index_inputs(self.runner, key, [Lane(lease, first, first, len(ids))])
+        if key.mode is Mode.PREFILL:
+            inputs["last_row"] = np.array([len(ids) - 1], np.int32)
+        out = self.runner.step(key, ids=padded(np.array(ids, np.int32), key.rows), **inputs)
+        if self.hidden_output not in out:
+            raise HiddenMissing(output=self.hidden_output)
+        return Scored([int(t) for t in out["tokens"]], out["logits"], out[self.hidden_output])
