@@ -98,11 +98,14 @@ class _Planner:
         numerics = {c for n in lowered.nodes if (c := n.meta.get("numerics"))}
         return Launch(
             kernel.name, arguments, lowered.region, lowered.label, flops, _moved(lowered),
-            tuple(sorted(map(str, numerics))),
+            tuple(sorted(c.value for c in numerics)),
         )  # fmt: skip
 
     def plan(self, launches: Sequence[Launch], backend: str) -> Plan:
         """The plan of `launches`, with arena offsets and every output bound to its buffer."""
+        for name, slot in self.graph.slots.items():
+            if slot.role is Role.INPUT:  # an input that no launch reads is an input all the same
+                self.number(self.buffer(self.nodes[name]))
         outputs = []
         for output, node in sorted(self.graph.outputs.items()):
             buffer = self.buffer(node)

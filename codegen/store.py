@@ -32,7 +32,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DiskFull(path=path) from problem
         raise CannotWrite(path=path, problem=problem.strerror or problem) from problem
 
