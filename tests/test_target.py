@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+import checkpoints
 import numpy as np
 import pytest
 import torch
 
-import checkpoints
 from circuit.engine.target import Target
 from circuit.models.convert import WeightOption, WeightsUnfit, converted
 from circuit.models.hf_config import config_from_json
