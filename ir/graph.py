@@ -14,8 +14,8 @@ from ir.op import Kind, Op
 from ir.tensor import TensorType
 
 __all__ = [
-    "DECODE", "Graph", "GraphKey", "Level", "MergedWeight", "Mode", "Role", "Slot", "kind_of",
-    "op_of", "type_of",
+    "DECODE", "Graph", "GraphKey", "Level", "MergedWeight", "Mode", "Numerics", "Role", "Slot",
+    "kind_of", "op_of", "type_of",
 ]  # fmt: skip
 
 
@@ -26,6 +26,14 @@ class Level(IntEnum):
     TYPED = 1  # every node has a TensorType; weights have their stored formats
     FUSED = 2  # every computed node belongs to one region
     ORDERED = 3  # nodes stand in launch order, a region's nodes together
+
+
+class Numerics(Enum):
+    """What a rewrite does to the bytes of a result; `meta["numerics"]` of the nodes it made."""
+
+    EXACT = "exact"  # the same bytes as the nodes it replaces, on the same backend
+    REFERENCE = "reference"  # defines the bytes that exact rewrites are held to
+    DIFFERS = "differs"  # another rounding or format, because the target of the build asks for it
 
 
 class Role(Enum):

@@ -67,6 +67,7 @@ class Op:
         self.kind = kind
         self.signature = Signature.parse(signature)
         self.facets = facets
+        self._inferred: dict[tuple[Any, ...], TensorType] = {}
         self.name = self.__name__ = body.__name__
         self.__module__ = body.__module__
         self.__qualname__ = body.__qualname__
@@ -99,6 +100,12 @@ class Op:
 
     def infer(self, types: list[TensorType], attributes: dict[str, Any]) -> TensorType:
         """The type of the result: shape by the signature, format by the body on meta tensors."""
+        key = (tuple(types), tuple(sorted(attributes.items(), key=lambda item: item[0])))
+        if key not in self._inferred:
+            self._inferred[key] = self._infer(types, attributes)
+        return self._inferred[key]
+
+    def _infer(self, types: list[TensorType], attributes: dict[str, Any]) -> TensorType:
         shape = self.signature.result_shape(
             self.name, [t.shape for t in types], {**self.defaults, **attributes}
         )

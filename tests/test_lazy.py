@@ -92,6 +92,11 @@ CASES = {
     "embed": lambda t: (index(0, 96, 200), randn(97, 5, dtype=t)),
     "select_rows": lambda t: (randn(4, 5, dtype=t), index(3, 1)),
     "argmax": lambda t: (torch.tensor([[1.0, 3, 3, 2], [-1, -2, -1, -9]], dtype=t),),
+    "tile_argmax": lambda t: (torch.tensor([[1.0, 3, 3, 2, 9], [-1, -2, -1, -9, -7]], dtype=t),),
+    "finish_argmax": lambda t: (
+        torch.tensor([[1.0, 3, 3, 2], [-1, -2, -1, -9]], dtype=t),
+        index(1, 2, 4, 2).reshape(2, 2),
+    ),
     "mask_logits": lambda t: (randn(2, 70, dtype=t), index(5, -(2**31), 9, -1).reshape(2, 2)),
     "take": lambda t: (index(0, 3, 1), index(10, 20, 30, 40)),
     "concat": lambda t: (randn(3, 4, dtype=t), randn(3, 3, dtype=t)),
@@ -105,7 +110,7 @@ CASES = {
 }
 ATTRIBUTES = {
     "split_heads": {"heads": 3}, "columns": {"start": 3, "stop": 9}, "lane": {"index": 1},
-    "advance": {"by": 2}, "norm_scale": {"offset": 1.0},
+    "advance": {"by": 2}, "norm_scale": {"offset": 1.0}, "tile_argmax": {"width": 2},
 }  # fmt: skip
 
 
