@@ -16,10 +16,9 @@ from codegen.store import KernelStore
 from ir.format import Format, TensorType
 
 if TYPE_CHECKING:
-    from ir.passes.facts import Facts
-
     from codegen.lower import Lowered, Operand
     from ir.op import Value
+    from ir.passes.facts import Facts
 
 Report = Callable[[str, int, int], None]
 """Told what is being done, how many parts are done, and of how many."""

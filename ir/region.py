@@ -130,7 +130,7 @@ def interleaved(graph: Graph, node: torch.fx.Node) -> bool:
 def critical_path(
     graph: Graph, cost: Callable[[Region], float] = lambda r: float(r.bytes)
 ) -> tuple[list[int], float]:
-    """Region numbers of the dearest chain of regions that must run one after another, and its cost."""
+    """Numbers of the dearest chain of regions that run one after another, and its cost."""
     costs = {r.number: cost(r) for r in regions_of(graph)}
     deps = region_graph(graph)
     best: dict[int, tuple[float, int | None]] = {}

@@ -36,7 +36,7 @@ class Sample:
 
 
 def sample(graph: Graph, seed: int, weights: Mapping[str, Value] | None = None) -> Sample:
-    """Values for every slot of `graph`, the same for the same seed; `weights` replace drawn ones."""
+    """Values for every slot of `graph`, the same for a seed; `weights` replace drawn ones."""
     draw = torch.Generator().manual_seed(seed)
     slots = list(graph.slots.values())
     made = {s.name: weight_like(s, draw) for s in slots if s.role is Role.WEIGHT and not s.merged}

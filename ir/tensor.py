@@ -13,7 +13,7 @@ __all__ = ["BLOCK", "Format", "PackedTensor", "TensorType", "unpacked"]
 
 @dataclass(frozen=True, eq=False)
 class PackedTensor:
-    """A tensor in a block format: `data` holds raw GGUF blocks, uint8 [*shape[:-1], bytes per row]."""
+    """A tensor of raw GGUF blocks: `data` is uint8 [*shape[:-1], bytes per row]."""
 
     format: Format
     shape: tuple[int, ...]

@@ -22,5 +22,5 @@ def select_rows(x, index):
 
 @pointwise("x[m,n] positions[m] -> [m,n]")
 def zero_at(x, positions, *, at=0):
-    """`x` with the rows of position `at` set to zero: heads that hide the first token's embedding."""
+    """`x` with the rows of position `at` set to zero: the first token's embedding, hidden."""
     return torch.where(positions[:, None] == at, 0.0, x)

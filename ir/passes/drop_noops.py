@@ -1,6 +1,6 @@
 """Drops what computes nothing new: identities, repeated nodes, nodes that nothing reads.
 
-before    p = advance(positions, by=0); h = merge_heads(split_heads(x, heads=3)); s = slot_at(t, r, i)
+before    p = advance(positions, by=0); h = merge_heads(split_heads(x)); s = slot_at(t, r, i)
           a = rope(k, p, cos, sin); u = slot_at(t, r, i); add(h, h); kv_write(cache, a, v, u)
 after     s = slot_at(t, r, i)
           a = rope(k, positions, cos, sin); kv_write(cache, a, v, s)

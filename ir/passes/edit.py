@@ -1,4 +1,4 @@
-"""Edits of a graph that keep names unique, types present and the source line of what is replaced."""
+"""Edits of a graph that keep names unique, types present and source lines known."""
 
 from __future__ import annotations
 

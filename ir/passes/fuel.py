@@ -1,4 +1,4 @@
-"""Fuel: rewrites are counted, and refused once the allowance is spent, so that a bad one is found."""
+"""Fuel: rewrites are counted, and refused once it is spent, so that a bad one can be found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.fx
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One rewrite that a pass made: its number from 1, the pass, the node and what was done to it."""
+    """One rewrite: its number from 1, the pass that made it, the node and what was done to it."""
 
     number: int
     pass_name: str

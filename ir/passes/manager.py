@@ -23,7 +23,7 @@ from ir.verify import broken
 
 
 class PassFailed(CircuitError):
-    """A pass left a graph that breaks a rule: a fault of the pass, or of the program it was given."""
+    """A pass left a graph that breaks a rule: a fault of the pass, or of the program given."""
 
     says = "pass {pass_name} fails at node {node} ({origin}): {rule}"
     hint = "what the pass changed:\n{diff}"
@@ -156,7 +156,7 @@ def meaning(graph: Graph, values: Sample, *, double: bool = False) -> dict[str, 
 
 
 def same_values(a: torch.Tensor, b: torch.Tensor, *, close: bool = False) -> bool:
-    """True if `a` and `b` hold the same values (NaN equals NaN); `close` allows 1e-9 of their size."""
+    """True if `a` and `b` hold the same values (NaN is NaN); `close` allows 1e-9 of their size."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not close or not a.is_floating_point():

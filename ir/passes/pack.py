@@ -27,7 +27,7 @@ def run(graph: Graph, facts: Facts, fuel: Fuel) -> Graph:
 
 
 def unrounded(graph: Graph) -> Graph:
-    """A copy whose activations are read as they are: what a packed graph rounds, and nothing else."""
+    """A copy whose activations are read as they are: the graph before this pass."""
     plain = graph.clone()
     for node in plain.computed():
         node.kwargs = {k: v for k, v in node.kwargs.items() if k != ATTRIBUTE}
