@@ -14,11 +14,11 @@ from codegen.plan import Plan
 from codegen.schedules import Schedule
 from codegen.store import KernelStore
 from ir.format import Format, TensorType
+from ir.passes.facts import Facts
 
 if TYPE_CHECKING:
     from codegen.lower import Lowered, Operand
     from ir.op import Value
-    from ir.passes.facts import Facts
 
 Report = Callable[[str, int, int], None]
 """Told what is being done, how many parts are done, and of how many."""
@@ -55,8 +55,6 @@ class Backend(ABC):
 
     def pass_facts(self) -> Facts:
         """What the passes ask of the backend."""
-        from ir.passes.facts import Facts
-
         floats = [f for f in Format if f.is_float and self.supports(f)]
         activation = {f: a for f in floats if (a := self.activation_format(f))}
         return Facts(activation, self.interleave, self.argmax_tile)
@@ -78,12 +76,12 @@ class Backend(ABC):
         """The layout in which the region wants a weight operand; None if it reads any layout.
 
         It depends on the region's op and the weight's type, never on the number of rows, so that one packed
-        copy serves every program.
+        copy serves every program. A weight that every region reads in any layout stays as it is (ROWS).
         """
 
     @abstractmethod
     def packed_bytes(self, type: TensorType, layout: str) -> int:
-        """Bytes that a weight of `type` takes in `layout`."""
+        """Bytes that a weight of `type` takes in `layout`, one that `layout()` gave (never ROWS)."""
 
     @abstractmethod
     def pack(self, value: Value, layout: str) -> np.ndarray:

@@ -97,7 +97,7 @@ class _Planner:
         flops = sum(op_of(n).count_flops([type_of(a) for a in n.args]) for n in lowered.nodes)
         numerics = {c for n in lowered.nodes if (c := n.meta.get("numerics"))}
         return Launch(
-            kernel.name, arguments, lowered.region, lowered.label, flops, _moved(lowered),
+            kernel.name, arguments, lowered.region, lowered.label, flops, _moved(lowered, buffers),
             tuple(sorted(c.value for c in numerics)),
         )  # fmt: skip
 
@@ -128,20 +128,20 @@ class _Planner:
         return Plan(key, backend, buffers, tuple(launches), tuple(outputs), arena.nbytes)
 
 
-def _moved(lowered: Lowered) -> int:
+def _moved(lowered: Lowered, buffers: Sequence[Buffer]) -> int:
     """Bytes of weights and values that the region must move: each once; rows of states are not counted."""
     inside = set(lowered.nodes)
-    reads = sum(_read(o, inside) for o in lowered.reads)
+    reads = sum(
+        _read(operand, inside)
+        for operand, buffer in zip(lowered.reads, buffers)
+        if buffer.space is not Space.STATE
+    )
     return reads + sum(o.type.nbytes for o in lowered.writes)
 
 
 def _read(operand: Operand, inside: set[torch.fx.Node]) -> int:
     """Bytes of `operand` that are read: no more elements than its pointwise readers have results."""
     users = [n for n in inside if any(a.name == operand.node for a in n.args)]
-    if operand.role is Role.STATE or any(
-        kind_of(n) is Kind.STATE and n.args[0].name == operand.node for n in users
-    ):
-        return 0
     whole = operand.type.nbytes
     if not all(kind_of(n) is Kind.POINTWISE for n in users):
         return whole
