@@ -183,8 +183,9 @@ def bench(
     ] = None,
     runs: Annotated[int, typer.Option("--runs", min=3, help="Timed rounds.")] = 15,
     text: Annotated[
-        bool, typer.Option("--text", help="Whole texts with and without drafts instead of steps.")
-    ] = False,
+        Path | None,
+        typer.Option("--text", help="Time whole texts instead, for this JSON list of prompts."),
+    ] = None,
     prompts: Annotated[
         int | None, typer.Option("--prompts", min=1, help="With --text: how many prompts [all].")
     ] = None,

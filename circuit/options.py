@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 
+from codegen.device import physical_cores
 from ir.errors import CircuitError
+from proposers.levers import ModelLevers
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -36,15 +39,15 @@ def compiler() -> str | None:
 def threads(given: int | None = None) -> int:
     """How many threads to compute with: `given`, else $CIRCUIT_THREADS, else every core at hand.
 
-    A core is at hand if this process may run on it, within the quota of its control group.
+    A core is at hand if this process may run on it, within the quota of its control group; two hardware
+    threads of one core count once.
     """
     if given is not None:
         return _counted("--threads", str(given))
     named = os.environ.get("CIRCUIT_THREADS")
     if named:
         return _counted("CIRCUIT_THREADS", named)
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(allowed or 1, _quota()))
+    return max(1, min(physical_cores(), _quota()))
 
 
 def _counted(name: str, given: str) -> int:
@@ -63,3 +66,9 @@ def _quota() -> int:
     except (OSError, ValueError):
         return 1 << 16
     return 1 << 16 if quota == "max" else max(1, int(quota) // int(period))
+
+
+def levers() -> ModelLevers:
+    """The switches of drafting; each has a variable: $CIRCUIT_TRIM, $CIRCUIT_DRAFTER_PREFILL and so on."""
+    names = {f"CIRCUIT_{f.name.upper()}": f.name for f in fields(ModelLevers)}
+    return ModelLevers.parse({f: os.environ[n] for n, f in names.items() if os.environ.get(n)})

@@ -1,0 +1,119 @@
+"""A compiled folder, loaded: its tokenizer, its runners, an engine over them. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+from circuit import options
+from circuit.engine.engine import Engine
+from circuit.models.tokenizer import Tokenizer
+from circuit.recipe import TARGET, TOKENIZER, HeadRecord, Recipe, draft_part
+from circuit.report import NoSuchPath
+from codegen.artifact import Artifact, NotAnArtifact, load_artifact
+from ir.errors import CircuitError
+from proposers.base import DraftProposer
+from proposers.levers import ModelLevers
+from proposers.mtp import MtpHead
+from proposers.multi_module import MultiModuleMtpHead
+from runners.base import DraftRunner, Runner
+from runners.native import NativeRunner, Team
+
+
+class NoRecipe(NotAnArtifact):
+    says = "{path} was not written by `circuit compile`: {problem}"
+
+
+class OnlyCompiled(CircuitError):
+    says = "the head of this artifact has no eager forward at hand"
+    hint = "generate with --eager, which reads the checkpoint again"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An artifact and the recipe it was made by."""
+
+    artifact: Artifact
+    recipe: Recipe
+
+    @staticmethod
+    def read(path: Path, *, verify: bool = False) -> Loaded:
+        """The artifact at `path`, refused unless it is whole, unedited and made for this machine."""
+        if not path.exists():
+            raise NoSuchPath(path=path, hint=f"Make it with `circuit compile MODEL -o {path}`.")
+        artifact = load_artifact(path, verify=verify)
+        try:
+            recipe = Recipe.read(artifact.options)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise NoRecipe(path=path, problem=f"its options lack {problem}") from problem
+        return Loaded(artifact, recipe)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        path = self.artifact.extra(TOKENIZER)
+        return Tokenizer.from_json(path, path.read_text("utf-8"), self.recipe.config)
+
+    @property
+    def draft_parts(self) -> tuple[str, ...]:
+        """Names of the parts that hold the modules of the draft head."""
+        count = len(self.recipe.heads)
+        return tuple(draft_part(index, count) for index in range(count))
+
+    @property
+    def digest(self) -> str:
+        """The digest of the whole artifact: programs, weights, choices."""
+        return self.artifact.manifest["digest"]
+
+    def runners(self, threads: int | None = None, *, sequences: int = 1) -> dict[str, Runner]:
+        """A native runner for each part, on one team of threads, with room for `sequences` contexts."""
+        parts = self.artifact.parts
+        team = Team(parts[TARGET], options.threads(threads))
+        made: dict[str, Runner] = {}
+        for name, part in parts.items():
+            blocks = 1 + sequences * -(-part.context // 16)
+            made[name] = NativeRunner(part, team=team, blocks=blocks)
+        return made
+
+
+def compiled_head(record: HeadRecord, runner: DraftRunner, levers: ModelLevers) -> MtpHead:
+    """The proposer of one module whose programs are all compiled."""
+
+    def nothing_eager() -> NoReturn:
+        raise OnlyCompiled()
+
+    head = MtpHead(record.contract, record.config, nothing_eager, levers=levers)
+    head.set_circuit_draft(runner)
+    return head
+
+
+def whole_head(modules: list[MtpHead]) -> DraftProposer | None:
+    """One proposer of the modules of a head; None if there are none."""
+    if len(modules) > 1:
+        return MultiModuleMtpHead(modules)
+    return modules[0] if modules else None
+
+
+def compiled_engine(
+    loaded: Loaded, threads: int | None, levers: ModelLevers, *, draft: bool = True
+) -> tuple[Engine, Callable[[], None]]:
+    """An engine over the compiled programs, and the call that frees them."""
+    runners = loaded.runners(threads)
+    modules: list[MtpHead] = []
+    if draft:
+        modules = [
+            compiled_head(record, runners[name], levers)
+            for name, record in zip(loaded.draft_parts, loaded.recipe.heads)
+        ]
+
+    def close() -> None:
+        for module in modules:
+            module.set_circuit_draft(None)
+        for runner in runners.values():
+            runner.close()
+        next(iter(runners.values())).team.close()
+
+    return Engine(runners[TARGET], whole_head(modules)), close

@@ -1,0 +1,123 @@
+"""One walk through every program of a part, the same for each runner: what it outputs and what it stores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from circuit.compare import as_numbers
+from circuit.feed import Row, feed
+from ir.key import DECODE, GraphKey, Mode
+from runners.base import Runner
+from runners.kv import BLOCK_ROWS, Lease
+
+PREFIX = 2 * BLOCK_ROWS  # rows held before the programs that continue a text; whole blocks
+AHEAD = 16  # further tokens that a walk needs
+
+
+@dataclass(frozen=True)
+class Script:
+    """The text of a walk: ids, and for heads the target's hidden before each of them, [rows, n].
+
+    `offset` is the rotary position of row 0: a head's first row stands for the second token.
+    """
+
+    ids: np.ndarray
+    hiddens: np.ndarray | None = None
+    offset: int = 0
+
+    def row(self, token: int, index: int) -> Row:
+        """Row `index` of a sequence with the token of place `token` in the text."""
+        hidden = None if self.hiddens is None else self.hiddens[token]
+        return Row(int(self.ids[token]), index, hidden, self.offset)
+
+
+@dataclass
+class Observed:
+    """What a program gave for its live rows: outputs by name, and the stored keys and values by state."""
+
+    key: GraphKey
+    rows: int
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)
+    stored: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def walk(runner: Runner, script: Script, keys: Collection[GraphKey]) -> Iterator[Observed]:
+    """What each program of `keys` gives: a prompt, then every way to go on from it.
+
+    PREFILL takes in the prefix. Each other program continues it from the same place; its rows are cut again.
+    """
+    with runner.pool.lease() as lease:
+        prefill = runner.fitting(Mode.PREFILL, PREFIX)
+        assert prefill is not None, "every part has a program for prompts"
+        yield _rows(runner, script, prefill, lease, range(PREFIX))
+        for key in sorted(keys, key=str):
+            if key.mode is Mode.BATCH:
+                yield batch(runner, script, key, lease)
+            elif key.mode is not Mode.PREFILL:
+                count = key.rows
+                yield _rows(runner, script, key, lease, range(PREFIX, PREFIX + count))
+                lease.trim(PREFIX)
+
+
+def one_by_one(runner: Runner, script: Script, start: int, count: int) -> list[Observed]:
+    """What DECODE gives for `count` rows from `start` on, one after the other, after DECODE for those before."""
+    with runner.pool.lease() as lease:
+        found = [
+            _rows(runner, script, DECODE, lease, range(at, at + 1)) for at in range(start + count)
+        ]
+    return found[start:]
+
+
+def _rows(
+    runner: Runner, script: Script, key: GraphKey, lease: Lease, places: range
+) -> Observed:  # fmt: skip
+    """The program over consecutive rows of one sequence; a chain is given its first row only."""
+    first = lease.append(len(places))
+    live = places[:1] if key.mode is Mode.CHAIN else places
+    types = runner.inputs(key)
+    rows = [script.row(place, place) for place in live]
+    out = runner.step(key, **feed(key, types, rows, [lease.table(types["tables"].shape[1])]))
+    stored = {n: lease.read(n)[:, :, first:] for n in runner.pool.arrays}
+    return _observed(runner, key, len(places), len(live), out, stored)
+
+
+def batch(runner: Runner, script: Script, key: GraphKey, prefix: Lease) -> Observed:
+    """The program over one row each of several sequences that share the prefix and go on differently."""
+    count = min(key.rows, AHEAD)
+    leases = [runner.pool.lease(1) for _ in range(count)]
+    try:
+        types = runner.inputs(key)
+        width = types["tables"].shape[1]
+        shared = prefix.blocks[: PREFIX // BLOCK_ROWS]
+        tables = []
+        for lease in leases:
+            table = np.zeros(width, np.int32)
+            table[: len(shared) + 1] = [*shared, lease.blocks[0]]
+            tables.append(table)
+        rows = [script.row(PREFIX + i, PREFIX) for i in range(count)]
+        out = runner.step(key, **feed(key, types, rows, tables))
+        own = [lease.blocks[0] for lease in leases]
+        stored = {
+            n: np.moveaxis(np.asarray(a)[own, :, :, 0], 0, 2) for n, a in runner.pool.arrays.items()
+        }
+        return _observed(runner, key, count, count, out, stored)
+    finally:
+        for lease in leases:
+            lease.close()
+
+
+def _observed(
+    runner: Runner, key: GraphKey, rows: int, live: int, out: dict, stored: dict[str, np.ndarray]
+) -> Observed:
+    """Copies of outputs (live rows only) and of stored rows as numbers."""
+    outputs = {}
+    for name, value in out.items():
+        array = runner.read(value)
+        whole = key.mode is Mode.CHAIN or len(array) == 1  # one row for the program as a whole
+        outputs[name] = array if whole else array[:live]
+    types = runner.pool.types
+    numbers = {n: as_numbers(a, types[n].format).copy() for n, a in stored.items()}
+    return Observed(key, rows, outputs, numbers)
