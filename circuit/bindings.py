@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.compile import weights_digest
-
 from circuit.models.checkpoint import Checkpoint, load_target
 from circuit.models.convert import WeightOption, converted
 from circuit.models.target import target_binding, target_keys, target_side
 from circuit.recipe import HEAD, TARGET, Choices, Recipe, draft_part
 from codegen.artifact import Artifact, WeightMismatch
+from codegen.compile import weights_digest
 from ir.binding import Binding
 from proposers.config import StreamPoint
 from proposers.levers import ModelLevers

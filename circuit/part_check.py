@@ -71,9 +71,8 @@ class PartCheck:
 
 def eager_pair(bound: Bound, name: str, context: int) -> tuple[EagerRunner, EagerRunner]:
     """Eager runners of the graph that the kernels compute: in the working format, and in float64."""
-    from ir.passes.manager import run_pipeline
-
     from circuit.backends import BACKENDS
+    from ir.passes.manager import run_pipeline
     from runners.eager import EagerRunner
 
     facts = BACKENDS[bound.backend]().pass_facts()

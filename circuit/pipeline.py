@@ -59,12 +59,11 @@ def compile_model(request: CompileRequest, screen: Screen) -> Record:
 
     The folder is whole or not there: everything is written beside it and renamed at the end.
     """
-    from codegen.compile import CompileOptions
-    from codegen.save import compile_artifact
-
     from circuit.backends import BACKENDS
     from circuit.bindings import bind
     from circuit.models.checkpoint import load_target
+    from codegen.compile import CompileOptions
+    from codegen.save import compile_artifact
     from proposers.weights import load_head
 
     check_free(request.out)
