@@ -40,12 +40,12 @@ def converted(tensors: Mapping[str, Stored], option: WeightOption) -> dict[str, 
 
     bf16 rounds to nearest even; q8_0 is what a GGUF writer makes of the same numbers.
     """
-    made: dict[int, Stored] = {}
+    made: dict[int, tuple[Stored, Stored]] = {}  # the value is kept, so that its id stays its own
     out = {}
     for name, value in tensors.items():
         if id(value) not in made:
-            made[id(value)] = _convert(name, value, option)
-        out[name] = made[id(value)]
+            made[id(value)] = value, _convert(name, value, option)
+        out[name] = made[id(value)][1]
     return out
 
 
