@@ -42,9 +42,7 @@ def bind(checkpoint: Checkpoint, heads: Sequence[HeadWeights], choices: Choices)
         )
     }
     side = target_side(checkpoint.config, tensors, choices.context)
-    draft = DraftOptions(
-        choices.context, head_keys(batches=choices.batches, chunk=choices.chunk)
-    )
+    draft = DraftOptions(choices.context, head_keys(batches=choices.batches, chunk=choices.chunk))
     for index, head in enumerate(heads):
         bindings[draft_part(index, len(heads))] = bind_head(head, side, draft)
     return Bound(bindings, side, tuple(heads), draft, choices.backend)

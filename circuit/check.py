@@ -71,7 +71,9 @@ def scripts_of(loaded: Loaded, runners: Mapping[str, Runner]) -> dict[str, Scrip
     if loaded.draft_parts:
         rows = one_by_one(runners[TARGET], scripts[TARGET], 0, need - 1)
         for name, head in zip(loaded.draft_parts, loaded.recipe.heads):
-            hiddens = np.concatenate([row.outputs[head.contract.target_hidden.output] for row in rows])
+            hiddens = np.concatenate(
+                [row.outputs[head.contract.target_hidden.output] for row in rows]
+            )
             scripts[name] = Script(ids[1:], hiddens, head.contract.rope_offset)
     return scripts
 

@@ -50,7 +50,9 @@ class PageFormat(StrEnum):
     html = "html"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="An artifact of `circuit compile`.")]
 Threads = Annotated[
@@ -118,8 +120,12 @@ def compile(
 @app.command()
 def generate(
     folder: Folder,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to go on from; `-`: stdin.")],
-    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt in the chat template.")] = False,
+    prompt: Annotated[
+        str, typer.Option("--prompt", "-p", help="The text to go on from; `-`: stdin.")
+    ],
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put the prompt in the chat template.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 200,
     drafts: Annotated[
         int, typer.Option("--drafts", min=1, max=3, help="Tokens guessed ahead of each check.")
@@ -214,10 +220,13 @@ def bench(
 def show(
     folder: Folder,
     level: Annotated[
-        str | None, typer.Option("--level", help="traced, typed, fused or ordered: print that graph.")
+        str | None,
+        typer.Option("--level", help="traced, typed, fused or ordered: print that graph."),
     ] = None,
     key: Annotated[str, typer.Option("--key", help="The program to show.")] = "DECODE",
-    part: Annotated[str, typer.Option("--part", help="`target` or `draft`; both if left out.")] = "",
+    part: Annotated[
+        str, typer.Option("--part", help="`target` or `draft`; both if left out.")
+    ] = "",
     page: Annotated[PageFormat, typer.Option("--format")] = PageFormat.text,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write there instead of to stdout.")

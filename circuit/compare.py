@@ -38,7 +38,9 @@ def allowance(eager: Distance, oracle: np.ndarray) -> Distance:
     millionths of the oracle's own size, which a reduction in another order costs even where eager is exact.
     """
     size = np.abs(oracle.astype(np.float64))
-    largest, mean = (float(size.max()), float(np.sqrt(np.square(size).mean()))) if size.size else (0, 0)
+    largest, mean = (
+        (float(size.max()), float(np.sqrt(np.square(size).mean()))) if size.size else (0, 0)
+    )
     return Distance(
         LARGEST_FACTOR * eager.largest + EPSILON * largest,
         MEAN_FACTOR * eager.mean + EPSILON * mean,

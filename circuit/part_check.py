@@ -58,14 +58,20 @@ class PartCheck:
         found = [f"{c.part} {c.key}: {p}" for c in self.programs for p in c.problems]
         found += self.unequal
         part = self.programs[0].part
-        found += [f"{part}: a planted fault was not seen ({n})" for n, ok in self.faults.items() if not ok]
+        found += [
+            f"{part}: a planted fault was not seen ({n})" for n, ok in self.faults.items() if not ok
+        ]
         tokens = sum(c.tokens for c in self.programs)
         if not self.faults:
             found.append(f"{part}: no fault was planted, so nothing shows that one would be seen")
         if tokens < LEAST_TOKENS:
-            found.append(f"{part}: only {tokens} tokens could be compared, which is too thin to pass")
+            found.append(
+                f"{part}: only {tokens} tokens could be compared, which is too thin to pass"
+            )
         if not complete:
-            found.append(f"{part}: some programs were left out, so the run does not pass as a whole")
+            found.append(
+                f"{part}: some programs were left out, so the run does not pass as a whole"
+            )
         return found
 
 
@@ -87,7 +93,12 @@ def eager_pair(bound: Bound, name: str, context: int) -> tuple[EagerRunner, Eage
 
 
 def check_part(
-    name: str, bound: Bound, runner: Runner, script: Script, keys: Collection[GraphKey], report: Report
+    name: str,
+    bound: Bound,
+    runner: Runner,
+    script: Script,
+    keys: Collection[GraphKey],
+    report: Report,
 ) -> PartCheck:
     """Walks through the programs of a part on all three runners, compares, and plants faults."""
     eager, oracle = eager_pair(bound, name, runner.pool.context)
@@ -178,6 +189,6 @@ def same_rows(
             if all(a.tobytes() == b.tobytes() for a, b in pairs):
                 check.equal_rows += 1
             else:
-                check.unequal.append(f"{part} {wide.key}: row {row} differs from the same row by DECODE")
-
-
+                check.unequal.append(
+                    f"{part} {wide.key}: row {row} differs from the same row by DECODE"
+                )

@@ -95,7 +95,11 @@ def check_free(out: Path) -> None:
     """Refuses a folder that holds something else than an artifact, before any work is done."""
     from codegen.artifact import MANIFEST
 
-    if out.exists() and not (out / MANIFEST).exists() and not (out.is_dir() and not any(out.iterdir())):
+    if (
+        out.exists()
+        and not (out / MANIFEST).exists()
+        and not (out.is_dir() and not any(out.iterdir()))
+    ):
         raise FolderTaken(path=out)
 
 

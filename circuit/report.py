@@ -102,7 +102,9 @@ def carry_out(action: Callable[[Screen], Record], *, as_json: bool, debug: bool)
         with _terminable():
             record = action(screen)
     except KeyboardInterrupt:
-        return _failed(screen, INTERRUPTED, "interrupted", "Interrupted; nothing is left half-written.")
+        return _failed(
+            screen, INTERRUPTED, "interrupted", "Interrupted; nothing is left half-written."
+        )
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FAILURE
     except BrokenPipeError:

@@ -120,7 +120,9 @@ class HeadConfig:
             found.append(f"{self.num_attention_heads} query heads cannot share "
                          f"{self.num_key_value_heads} key-value heads evenly")  # fmt: skip
         if self.vocab_size > self.target_vocab_size:
-            found.append(f"{self.vocab_size} ids are scored, of a vocabulary of {self.target_vocab_size}")
+            found.append(
+                f"{self.vocab_size} ids are scored, of a vocabulary of {self.target_vocab_size}"
+            )
         return found
 
     def plain(self) -> dict[str, object]:

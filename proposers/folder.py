@@ -24,12 +24,15 @@ def folder_config(folder: Path, base: Contract) -> tuple[HeadConfig, Contract, i
     values = values.get("text_config", values)
     if family not in FAMILIES:
         raise HeadRefused(
-            path=folder, problem=f"heads of model type {family!r} are not among {', '.join(FAMILIES)}"
+            path=folder,
+            problem=f"heads of model type {family!r} are not among {', '.join(FAMILIES)}",
         )
     rope = {**values, **(values.get("rope_parameters") or values.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise HeadRefused(path=folder, problem=f"its rope is scaled by {kind!r}, which a head is not")
+        raise HeadRefused(
+            path=folder, problem=f"its rope is scaled by {kind!r}, which a head is not"
+        )
     if values.get("attention_bias"):
         raise HeadRefused(path=folder, problem="its attention has biases")
     given = {name: values[name] for name in SIZES if name in values}
@@ -52,7 +55,9 @@ def folder_shards(folder: Path) -> list[Path]:
     shards = sorted({folder / name for tensor, name in table.items() if tensor.startswith("mtp.")})
     absent = [path.name for path in shards if not path.is_file()]
     if absent:
-        raise HeadRefused(path=folder, problem=f"its index names {', '.join(absent)}, which is absent")
+        raise HeadRefused(
+            path=folder, problem=f"its index names {', '.join(absent)}, which is absent"
+        )
     return shards
 
 

@@ -18,7 +18,9 @@ class TrimPolicy(Enum):
 
     DEFAULT = "default"  # rows 0..a-1 stay as they are: one pair key is lost in each step
     REFEED = "refeed"  # row 0 stays if a > 0; the others are fed again through catchup_drafter
-    KV_EXACT = "kv_exact"  # row 0 stays; accepted rows are fed again with true hiddens: no gap, no guess
+    KV_EXACT = (
+        "kv_exact"  # row 0 stays; accepted rows are fed again with true hiddens: no gap, no guess
+    )
 
     def dropped(self, drafted: int, accepted: int) -> int:
         """Rows to cut of the `drafted` newest ones."""

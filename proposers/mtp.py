@@ -140,7 +140,9 @@ class MtpHead(DraftProposer):
         plain = all(r.grammar_bitmask is None and r.draft_embed_target is None for r in requests)
         counts = {r.num_drafts for r in requests}
         own = all(isinstance(state, MtpState) for state in states)
-        if not (2 <= len(requests) <= self.propose_batch_max() and plain and own and len(counts) == 1):
+        if not (
+            2 <= len(requests) <= self.propose_batch_max() and plain and own and len(counts) == 1
+        ):
             return None
         mine = [self._adopt(state) for state in states]
         for request, state in zip(requests, mine, strict=True):

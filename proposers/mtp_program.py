@@ -65,7 +65,9 @@ def mtp_program(
         """Logits, target ids and recycled hidden of one step over the rows."""
         x = decoder_layer(scope, shape, LAYER, CACHE, joined(scope, ids, hidden, rows), rows)
         final = normed(scope, x, "mtp.norm.weight")
-        logits = linear(final if contract.logits_norm else x, scope.weight(EMBEDDING if tied else HEAD))
+        logits = linear(
+            final if contract.logits_norm else x, scope.weight(EMBEDDING if tied else HEAD)
+        )
         tokens = argmax(logits)
         if mapped:
             tokens = take(tokens, scope.weight(DRAFT_IDS))

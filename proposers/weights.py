@@ -143,7 +143,9 @@ def _with(contract: Contract, **fields: Any) -> Contract:
     return Contract(**{**contract.__dict__, **fields})
 
 
-def read_safetensors(path: Path, prefix: str = "") -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+def read_safetensors(
+    path: Path, prefix: str = ""
+) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     """Metadata and the tensors whose names start with `prefix`; a broken file is HeadRefused."""
     try:
         with safe_open(str(path), "pt") as file:

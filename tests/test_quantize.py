@@ -35,7 +35,9 @@ def test_bytes_are_those_of_gguf(format, scale):
 def test_halves_round_away_from_zero_as_in_gguf_files():
     values = torch.zeros(1, 32)
     values[0, :6] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -2.5])
-    assert np.array_equal(quantized(values, Format.Q8_0).data.numpy(), reference(values, Format.Q8_0))
+    assert np.array_equal(
+        quantized(values, Format.Q8_0).data.numpy(), reference(values, Format.Q8_0)
+    )
     assert quantized(values, Format.Q8_0).dequantize()[0, :6].tolist() == [127, 1, 2, 3, -1, -3]
 
 

@@ -93,7 +93,9 @@ def test_logits_and_hiddens_are_those_of_transformers(family, rope, tied, change
         np.testing.assert_allclose(logits, wanted_logits, atol=tolerance, rtol=tolerance)
         np.testing.assert_allclose(hidden, wanted_hidden, atol=tolerance, rtol=tolerance)
         np.testing.assert_allclose(scored.hidden, wanted_hidden, atol=tolerance, rtol=tolerance)
-        np.testing.assert_allclose(scored.logits[0], wanted_logits[-1], atol=tolerance, rtol=tolerance)
+        np.testing.assert_allclose(
+            scored.logits[0], wanted_logits[-1], atol=tolerance, rtol=tolerance
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -172,7 +174,9 @@ def test_states_and_keys_of_a_binding():
         "DECODE", "VERIFY_2", "VERIFY_3", "VERIFY_4", "BATCH_2", "BATCH_4", "BATCH_8", "BATCH_16",
         "PREFILL_256",
     }  # fmt: skip
-    assert {str(t) for t in binding.states.values()} == {"f32[65,2,2,16,8]"}  # 16 sequences of 64 rows
+    assert {str(t) for t in binding.states.values()} == {
+        "f32[65,2,2,16,8]"
+    }  # 16 sequences of 64 rows
     assert binding.weights["rope.cos"].shape == (64, 4)
     graph = binding.graph(DECODE)
     assert set(graph.outputs) == {"hidden", "logits", "tokens"}
@@ -191,7 +195,9 @@ def test_weights_are_stored_as_asked():
         assert formats == {format} and out["model.norm.weight"].dtype == torch.float32
         assert out[EMBEDDING] is out[HEAD]
         binding = target_binding(config, out, CONTEXT, KEYS)
-        assert {t.format for t in binding.states.values()} == {cache} and HEAD not in binding.weights
+        assert {t.format for t in binding.states.values()} == {
+            cache
+        } and HEAD not in binding.weights
     half = converted({"w": torch.randn(3, 5).half()}, WeightOption.NATIVE)["w"]
     assert half.dtype == torch.float32
     with pytest.raises(WeightsUnfit, match=r"down_proj.weight has 48 columns, which q8_0"):

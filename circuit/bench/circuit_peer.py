@@ -101,7 +101,9 @@ def _step(loaded: Loaded, part: str, runner: Runner, key: GraphKey, lease: Lease
         return Step(key, label_of(part, key), PROMPT, feeds)
     if key.mode is Mode.BATCH:
         given = [Row(int(ids[i]), HELD, hidden) for i in range(key.rows)]
-        return Step(key, label_of(part, key), key.rows, (feed(key, types, given, [table] * key.rows),))
+        return Step(
+            key, label_of(part, key), key.rows, (feed(key, types, given, [table] * key.rows),)
+        )
     live = 1 if key.mode is Mode.CHAIN else key.rows
     given = feed(key, types, rows(HELD, live), [table])
     return Step(key, label_of(part, key), key.rows, (given,))

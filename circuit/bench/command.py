@@ -34,9 +34,7 @@ class BenchRequest:
     threads: int
 
     @staticmethod
-    def read(
-        *, peers: str, keys: str | None, threads: int | None, **given: object
-    ) -> BenchRequest:
+    def read(*, peers: str, keys: str | None, threads: int | None, **given: object) -> BenchRequest:
         """The request that the options stand for; BadOption if one cannot be read."""
         words = tuple(filter(None, (w.strip() for w in peers.split(","))))
         unknown = [w for w in words if w not in PEERS]
@@ -120,8 +118,8 @@ def tell(timings: Sequence[Timing], record: Record, screen: Screen) -> None:
             cells.append(f"{ms:.2f}{ratio}" if ms else "")
         rows.append([key, str(count), *cells])
     screen.say(table(["program", "rows", *(f"{p}, ms" for p in peers)], rows))
-    screen.say(f"reading memory: {record['read_bandwidth_gbs']} GB/s with {record['machine']['threads']} threads")
+    screen.say(
+        f"reading memory: {record['read_bandwidth_gbs']} GB/s with {record['machine']['threads']} threads"
+    )
     for note in record["notes"]:
         screen.say(f"note: {note}")
-
-

@@ -64,7 +64,9 @@ class LlamaModel:
             raise StepRefused(code=code, tokens=len(tokens))
         self.held = first + len(tokens)
 
-    def greedy(self, prompt: Sequence[int], count: int, ends: frozenset[int]) -> tuple[list[int], float]:
+    def greedy(
+        self, prompt: Sequence[int], count: int, ends: frozenset[int]
+    ) -> tuple[list[int], float]:
         """The greedy continuation of `prompt`, up to `count` tokens or an end token, and its seconds.
 
         Seconds count from the first token (which the prompt gives) to the last.

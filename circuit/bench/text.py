@@ -45,7 +45,9 @@ class Side:
         """Tokens per second of each text, its first token (which the prompt gives) left out."""
         return [(len(t) - 1) / s if s else 0.0 for t, s in zip(self.tokens, self.seconds)]
 
-    def count(self, tokens: list[int], seconds: float, statistics: Statistics | None = None) -> None:
+    def count(
+        self, tokens: list[int], seconds: float, statistics: Statistics | None = None
+    ) -> None:
         """Adds a text."""
         self.tokens.append(tokens)
         self.seconds.append(seconds)
@@ -66,7 +68,9 @@ class Side:
             "accepted_per_position": [
                 round(a / d, 4) for a, d in zip(self.accepted, self.drafted) if d
             ],
-            "mean_accepted_length": round(1 + sum(self.accepted) / self.steps, 4) if self.steps else None,
+            "mean_accepted_length": round(1 + sum(self.accepted) / self.steps, 4)
+            if self.steps
+            else None,
         }
 
 

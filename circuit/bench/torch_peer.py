@@ -66,9 +66,7 @@ class TorchProgram:
         module = _module(graph, weights, context).eval()
         self._call: Callable[..., dict[str, torch.Tensor]] = module
         if compiled:
-            self._call = torch.compile(
-                module, mode="max-autotune", fullgraph=True, dynamic=False
-            )
+            self._call = torch.compile(module, mode="max-autotune", fullgraph=True, dynamic=False)
 
     def __call__(self, feed: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """The outputs of one step; keys and values stay in the module's cache."""
@@ -90,7 +88,9 @@ def float_weights(binding: Binding) -> dict[str, torch.Tensor]:
     return {name: made[id(value)] for name, value in binding.weights.items()}
 
 
-def _module(graph: Graph, weights: Mapping[str, torch.Tensor], context: int) -> torch.fx.GraphModule:
+def _module(
+    graph: Graph, weights: Mapping[str, torch.Tensor], context: int
+) -> torch.fx.GraphModule:
     """The graph as a module: weights and caches are buffers, ops are their bodies."""
     root, made = torch.nn.Module(), torch.fx.Graph()
     env: dict[torch.fx.Node, torch.fx.Node] = {}

@@ -8,7 +8,9 @@ import numpy as np
 
 from circuit.engine.errors import SamplingRefused
 
-HEAD_START = 1024  # candidates looked at first; the rest is sorted only when their mass is not enough
+HEAD_START = (
+    1024  # candidates looked at first; the rest is sorted only when their mass is not enough
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class Sampling:
         ids, mass = self._candidates(logits)
         uniform = np.random.Generator(np.random.Philox(key=self.seed, counter=index)).random()
         below = np.cumsum(mass)
-        return int(ids[min(int(np.searchsorted(below, uniform * below[-1], "right")), len(ids) - 1)])
+        return int(
+            ids[min(int(np.searchsorted(below, uniform * below[-1], "right")), len(ids) - 1)]
+        )
 
     def _candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids and weights to draw from: the likeliest first (ties by id), cut by top_k and then top_p."""

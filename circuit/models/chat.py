@@ -48,7 +48,9 @@ def render(
         )
     except jinja2.TemplateError as error:
         raise ChatRefused(why=str(error)) from error
-    except Exception as error:  # the template is a program of the checkpoint's and may fail in any way
+    except (
+        Exception
+    ) as error:  # the template is a program of the checkpoint's and may fail in any way
         raise ChatRefused(why=f"{type(error).__name__}: {error}") from error
 
 

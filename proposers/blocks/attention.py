@@ -67,9 +67,7 @@ def write_keys(
     scope.update(state, kv_write(scope.state(state), k, v, rows.slots))
 
 
-def attend(
-    scope: Scope, shape: AttentionShape, prefix: str, state: str, x: Any, rows: Rows
-) -> Any:
+def attend(scope: Scope, shape: AttentionShape, prefix: str, state: str, x: Any, rows: Rows) -> Any:
     """The attention block's result [m, n] for normed rows `x` [m, n]; their keys and values are stored."""
     q = projected(scope, x, f"{prefix}.q_proj", shape.qkv_bias)
     write_keys(scope, shape, prefix, state, x, rows)
