@@ -5,8 +5,8 @@ after     one region @0: i, n (prologue), o (anchor), y (epilogue)
 
 An anchor and a state write own a region each. What follows an anchor at its own index joins it
 (epilogue); all else is computed where it is read (prologue), a second time for a second region
-that reads it. A choice of tokens is made once: it owns a region too. Only outputs, owners and
-values read by other regions are stored.
+that reads it. A choice of tokens is made once, and an output is stored: they start regions too,
+which share a launch where they do not wait for each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ir.op import Kind
 from ir.passes.edit import duplicate
 from ir.passes.facts import Facts
 from ir.passes.fuel import Fuel
-from ir.region import OWNERS, is_output, node_graph, read_at_own_index
+from ir.region import OWNERS, is_output, node_graph, read_at_own_index, region_graph
 
 
 def run(graph: Graph, facts: Facts, fuel: Fuel) -> Graph:
@@ -34,6 +34,8 @@ def run(graph: Graph, facts: Facts, fuel: Fuel) -> Graph:
     for node in reversed(list(graph.computed())):
         if "region" not in node.meta:
             state.place(node)
+    if facts.fuse:
+        state.share_launches()
     return graph
 
 
@@ -134,3 +136,23 @@ class _Fusion:
                     user.replace_input_with(node, inner)
             inner.meta["numerics"] = Numerics.EXACT
             self.join(inner, number)
+
+    def share_launches(self) -> None:
+        """Makes one region of regions without an owner that do not wait for each other."""
+        deps = region_graph(self.graph)
+        kept: list[int] = []
+        for number, nodes in self.graph.regions().items():
+            if any(kind_of(n) in OWNERS for n in nodes):
+                continue
+            other = next((k for k in kept if not _ordered(deps, k, number)), None)
+            if other is None or not self.fuel.spend(nodes[0], "shares a launch with"):
+                kept.append(number)
+                continue
+            for node in nodes:
+                node.meta["region"] = other
+            deps = region_graph(self.graph)
+
+
+def _ordered(deps: nx.DiGraph, a: int, b: int) -> bool:
+    """True if one of two regions waits for the other."""
+    return nx.has_path(deps, a, b) or nx.has_path(deps, b, a)
