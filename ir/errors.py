@@ -39,6 +39,13 @@ class BadOpCall(CircuitError):
     hint = "tensors are positional and attributes are keywords; the signature is {signature}"
 
 
+class Mistyped(CircuitError):
+    """A program calls an op with values that do not fit, told with the program's own line."""
+
+    says = "{origin}: {sentence}"
+    hint = "{advice}"
+
+
 class UnknownWeight(CircuitError):
     says = "the program of {binding} asks for weight {name}, which the binding does not hold"
     hint = "it holds: {known}"

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch.fx
 
-from ir.graph import Graph, Level, Role, Slot, op_of
+from ir.graph import Graph, Level, Role, Slot
 from ir.region import Region, regions_of
 from ir.tensor import Format
 
 
-def text(graph: Graph) -> str:
+def text(graph: Graph, *, origins: bool = True) -> str:
     """The graph as Python: one line a node, with its type, numerics class and source line."""
     lines = [f"# after {graph.history[-1]}" if graph.history else "# no history"]
-    regions = regions_of(graph) if graph.level >= Level.FUSED else []
+    whole = graph.level >= Level.FUSED and all("region" in n.meta for n in graph.computed())
+    regions = regions_of(graph) if whole else []
     if regions:
         lines.append(f"# {len(regions)} launches")
     lines.append(f"def {graph.key}(")
@@ -27,7 +28,7 @@ def text(graph: Graph) -> str:
         if regions and node.meta.get("region") != number:
             number = node.meta.get("region")
             lines.append(_heading(by_number[number]))
-        lines.append("    " + _line(node))
+        lines.append("    " + _line(node, origins))
     outputs = ", ".join(f"{name!r}: {value}" for name, value in graph.outputs.items())
     return "\n".join([*lines, "    return {" + outputs + "}", ""])
 
@@ -45,13 +46,17 @@ def _heading(region: Region) -> str:
     )
 
 
-def _line(node: torch.fx.Node) -> str:
+def _line(node: torch.fx.Node, origins: bool) -> str:
     attributes = [f"{k}={_literal(v)}" for k, v in node.kwargs.items()]
-    call = f"{node.name} = ops.{op_of(node).name}({', '.join([*map(str, node.args), *attributes])})"
+    call = f"{node.name} = ops.{_name(node)}({', '.join([*map(str, node.args), *attributes])})"
     numerics = node.meta.get("numerics")
     notes = [str(node.meta.get("type", "")), numerics.value if numerics else ""]
-    notes.append(node.meta.get("origin", ""))
+    notes.append(node.meta.get("origin", "") if origins else "")
     return f"{call:<56}  # {'  '.join(n for n in notes if n)}"
+
+
+def _name(node: torch.fx.Node) -> str:
+    return getattr(node.target, "name", getattr(node.target, "__name__", str(node.target)))
 
 
 def _literal(value: Any) -> str:

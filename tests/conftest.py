@@ -1,5 +1,8 @@
 """Settings of every test run."""
 
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)  # tiny tensors on two threads cost more in waiting than in work
+settings.register_profile("ordinary", deadline=None)  # a slow machine is no failure
+settings.load_profile("ordinary")

@@ -36,9 +36,7 @@ def run(graph: Graph, facts: Facts, fuel: Fuel) -> Graph:
         if same not in (None, node) and fuel.spend(node, "drops"):
             node.replace_all_uses_with(same)
             graph.fx.erase_node(node)
-    dead = [n for n in graph.computed() if not n.users and kind_of(n) is not Kind.STATE]
-    if dead and fuel.spend(dead[0], "prunes from"):
-        prune(graph)
+    prune(graph)
     return graph
 
 

@@ -122,20 +122,21 @@ class _Fusion:
             if user.op != "output":
                 readers.setdefault(user.meta["region"], []).append(user)
         copies = len(readers) + is_output(node)
-        free = _is_view(node) or (copies == 1 or self.facts.recompute)
-        if not readers or not (free and self.fuel.spend(node, "computes in its readers")):
+        free = copies == 1 or self.facts.recompute
+        inner = _is_view(node) or (free and self.fuel.spend(node, "computes in its readers"))
+        if not readers or not inner:
             self.own(node)
             return
         if is_output(node):
             self.own(node)
         for number, users in readers.items():
-            inner = node
+            copy = node
             if "region" in node.meta:
-                inner = duplicate(self.graph, node)
+                copy = duplicate(self.graph, node)
                 for user in users:
-                    user.replace_input_with(node, inner)
-            inner.meta["numerics"] = Numerics.EXACT
-            self.join(inner, number)
+                    user.replace_input_with(node, copy)
+            copy.meta["numerics"] = Numerics.EXACT
+            self.join(copy, number)
 
     def share_launches(self) -> None:
         """Makes one region of regions without an owner that do not wait for each other."""
