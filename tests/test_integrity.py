@@ -1,6 +1,7 @@
 """Damaged folders: each kind of damage is one error that names the culprit, before anything runs."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from circuit.models.errors import (
     TiedHeadDiffers,
     UnexpectedTensor,
     UnknownFormat,
+    Unreadable,
 )
 from ir.errors import CircuitError
 from tests.checkpoints import edit_json, edit_tensors, make_model, save_folder
@@ -64,6 +66,20 @@ def test_paths_that_are_no_model(tmp_path):
     assert "does not begin as a GGUF file" in refusal(tmp_path / "text", NotAModel)
     (tmp_path / "empty").touch()
     refusal(tmp_path / "empty", NotAModel)
+
+
+def test_what_cannot_be_read_is_one_error(single):
+    (single / "config.json").unlink()
+    (single / "config.json").symlink_to(single / "config.json")
+    refusal(single / "config.json", PathMissing)
+    os.mkfifo(single / "pipe")
+    assert "neither a file nor a folder" in refusal(single / "pipe", NotAModel)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read every file")
+def test_a_file_without_permission(single):
+    (single / "model.safetensors").chmod(0)
+    assert "cannot be read: Permission denied" in refusal(single, Unreadable)
 
 
 def test_pickled_weights_are_not_opened(single):

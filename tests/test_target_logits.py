@@ -13,6 +13,7 @@ from ir.key import DECODE, GraphKey, Mode
 from runners.eager import EagerRunner
 from runners.rows import Lane, index_inputs
 from tests.checkpoints import FAMILIES, ROPES, make_model, save_folder
+from tests.demo import demo
 from tests.gguf_files import write_gguf
 
 CONTEXT, START, LENGTH = 128, 90, 30
@@ -126,3 +127,21 @@ def test_rope_divisors_of_a_gguf_file_act_as_llama3_scaling(tmp_path):
     checkpoint = load_target(tmp_path / "m.gguf")
     outputs = our_outputs(checkpoint.config, checkpoint.tensors)
     assert distance(outputs, their_outputs(model)) < 5e-6
+
+
+def test_the_demo_file_says_what_transformers_says():
+    """The five likeliest next ids and their logits, from transformers in float64 on these weights."""
+    checkpoint = demo()
+    ids = checkpoint.tokenizer.encode("The capital of France is the city of")
+    key = GraphKey(Mode.PREFILL, len(ids))
+    binding = target_binding(checkpoint.config, checkpoint.tensors, 16, keys=(key,), sequences=1)
+    with EagerRunner(binding, context=16) as runner, runner.pool.lease() as lease:
+        lease.append(len(ids))
+        inputs = index_inputs(runner, key, [Lane(lease, 0, 0, len(ids))])
+        out = runner.step(key, ids=np.array(ids, np.int32), last_row=[len(ids) - 1], **inputs)
+        logits = runner.read(out["logits"])[0]
+    best = np.argsort(-logits)[:5]
+    assert [checkpoint.tokenizer.decode([i]) for i in best[:2]] == [" Paris", " London"]
+    assert best.tolist() == [7042, 4528, 5145, 2250, 625]
+    wanted = [14.71461, 9.50226, 8.74384, 8.67571, 8.66618]
+    assert logits[best] == pytest.approx(wanted, abs=4e-3)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from circuit.models import chat
 from circuit.models.config import TargetConfig
-from circuit.models.errors import NotAModel, PathMissing, TokenizerMissing
+from circuit.models.errors import NotAModel, PathMissing, TokenizerMissing, Unreadable
 from circuit.models.folder_source import folder_tensors
 from circuit.models.gguf_config import config_from_gguf
 from circuit.models.gguf_file import MAGIC, GgufHeader, read_gguf
@@ -30,7 +30,7 @@ from circuit.models.tokenizer_gguf import tokenizer_from_gguf
 if TYPE_CHECKING:
     from circuit.models.weights import Weights
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 Progress = Callable[[int, int], None]
 log = logging.getLogger(__name__)
 
@@ -99,22 +99,35 @@ def load_target(
     that in bytes. Raises a CheckpointError that names what is wrong; nothing is written.
     """
     path = Path(source).expanduser()
-    kind = SourceKind.GGUF if path.is_file() else SourceKind.FOLDER
-    if not path.exists():
-        if not HUB_ID.fullmatch(str(source)) or path.suffix in (".gguf", ".safetensors"):
-            raise PathMissing(path=source)
-        path, kind = snapshot(str(source)), SourceKind.HUB
-    if path.is_dir():
-        checkpoint = _from_folder(path, str(source), kind)
-    elif path.suffix == ".gguf" or path.open("rb").read(4) == MAGIC:
-        checkpoint = _from_gguf(path, str(source))
-    else:
-        raise NotAModel(path=path, why="it does not begin as a GGUF file")
+    try:
+        checkpoint = _read(path, str(source))
+        if values:
+            check_values(path, checkpoint.stored, checkpoint.files, progress)
+    except OSError as error:
+        raise Unreadable(path=error.filename or path, why=error.strerror or error) from error
     for note in checkpoint.notes:
         log.info("%s: %s", path, note)
-    if values:
-        check_values(path, checkpoint.stored, checkpoint.files, progress)
     return checkpoint
+
+
+def _read(path: Path, source: str) -> Checkpoint:
+    """The checkpoint at `path`, or under the hub id `source` when there is no such path."""
+    if path.is_file():
+        if path.suffix != ".gguf" and not _begins_as_gguf(path):
+            raise NotAModel(path=path, why="it does not begin as a GGUF file")
+        return _from_gguf(path, source)
+    if path.is_dir():
+        return _from_folder(path, source, SourceKind.FOLDER)
+    if path.exists():
+        raise NotAModel(path=path, why="it is neither a file nor a folder")
+    if not HUB_ID.fullmatch(source) or path.suffix in (".gguf", ".safetensors"):
+        raise PathMissing(path=source)
+    return _from_folder(snapshot(source), source, SourceKind.HUB)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == MAGIC
 
 
 def _from_gguf(path: Path, source: str) -> Checkpoint:

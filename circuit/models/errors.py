@@ -21,6 +21,13 @@ class NotAModel(CheckpointError):
     hint = "A model is a GGUF file, or a folder with config.json and *.safetensors."
 
 
+class Unreadable(CheckpointError):
+    """The operating system refuses to read a file of the checkpoint."""
+
+    says = "{path} cannot be read: {why}."
+    hint = "Check its permissions and the disk it is on."
+
+
 class BadMagic(CheckpointError):
     """A file named as GGUF does not begin as one."""
 

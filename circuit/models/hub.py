@@ -24,6 +24,7 @@ def snapshot(source: str) -> Path:
         from huggingface_hub.errors import (
             GatedRepoError,
             HfHubHTTPError,
+            HFValidationError,
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
         )
@@ -53,7 +54,7 @@ def snapshot(source: str) -> Path:
             why="the hub cannot be reached and the cache has no copy",
             advice="Connect to the network, or give a local folder.",
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise HubUnavailable(
             source=source,
             why=str(error).splitlines()[0],
