@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ from circuit.engine.errors import (
 from circuit.engine.sampling import Sampling
 from circuit.engine.statistics import Finish, Statistics
 from circuit.engine.target import Scored, Target
+from ir.errors import CircuitError
 from proposers.base import DraftProposer, ProposeRequest
 from proposers.levers import TrimPolicy
 from proposers.state import ProposerState
 from runners.base import Runner
 from runners.kv import Lease
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -192,13 +196,16 @@ class Generation:
         count = min(self.request.drafts, left, self._target.context - position - 1)
         if self._proposer is None or count < 1:
             return ()
-        if self._accepted is not None:
-            self._keep_up(self._accepted, position)
+        self._keep_up(position)
         request = ProposeRequest(
             last_token=self.tokens[-1], target_hidden=self._hiddens[position - 1],
             position=position, num_drafts=count,
         )  # fmt: skip
-        return self._proposer.propose(request, self._state).tokens[:count]
+        try:
+            return self._proposer.propose(request, self._state).tokens[:count]
+        except CircuitError as error:
+            log.warning("no drafts for the token at position %d: %s", position, error)
+            return ()
 
     def _pick(self, scored: Scored, row: int, index: int) -> int:
         if scored.tokens[row] >= scored.logits.shape[-1]:
@@ -207,14 +214,16 @@ class Generation:
             return scored.tokens[row]
         return self.request.sampling.pick(np.asarray(scored.logits[row]), index)
 
-    def _keep_up(self, accepted: int, position: int) -> None:
+    def _keep_up(self, position: int) -> None:
         """Brings the drafter's rows up to the newest token, which stands at `position`.
 
-        Rows that the policy cut are fed again with the target's hiddens; the row of the newest pair is the
-        next propose's own.
+        Rows that the policy cut, and those of steps without drafts, are fed with the target's hiddens; the
+        row of the newest pair is the next propose's own.
         """
         proposer, state = self._proposer, self._state
-        proposer.after_verify(accepted, state)
+        if self._accepted is not None:
+            proposer.after_verify(self._accepted, state)
+            self._accepted = None
         policy, last = proposer.levers.trim, proposer.last_pair_key(state)
         if policy is TrimPolicy.DEFAULT or last is None:
             return
