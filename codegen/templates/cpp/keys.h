@@ -1,0 +1,210 @@
+// Attention over a paged cache [blocks][2][G][16][D]. Keys are taken 64 at a time from row 0 on:
+// scores have keys in their lanes and one chain over d, values have d in their lanes and one chain
+// over keys, so a row's result depends on its own length alone.
+#pragma once
+
+struct f16 { uint16_t bits; };
+struct bf16 { uint16_t bits; };
+INLINE vf v_cached(const float* p) { return v_load(p); }
+INLINE vf v_cached(const f16* p) { return v_f16((const uint16_t*)p); }
+INLINE vf v_cached(const bf16* p) { return v_bf16((const uint16_t*)p); }
+INLINE float cached(float x) { return x; }
+INLINE float cached(f16 x) { return from_f16(x.bits); }
+INLINE float cached(bf16 x) { return from_bf16(x.bits); }
+INLINE void keep(float* p, float x) { *p = x; }
+INLINE void keep(f16* p, float x) { p->bits = to_f16(x); }
+INLINE void keep(bf16* p, float x) { p->bits = to_bf16(x); }
+
+#if WITH_AVX512
+static constexpr bool WIDE_VALUES = true;  // 4 x 4 accumulators fit the registers
+INLINE vf quad(vf a, vf b, int high) {
+  __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+  return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+}
+INLINE void transpose(vf (&r)[16]) {
+  vf t[16];
+  UNROLL for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 16; i += 4) UNROLL for (int j = 0; j < 4; j++)
+    r[i + j] = quad(t[i + j / 2], t[i + 2 + j / 2], j % 2);
+  UNROLL for (int i = 0; i < 16; i += 8) UNROLL for (int j = 0; j < 4; j++) {
+    t[i + j] = _mm512_shuffle_f32x4(r[i + j], r[i + j + 4], 0x88);
+    t[i + j + 4] = _mm512_shuffle_f32x4(r[i + j], r[i + j + 4], 0xdd);
+  }
+  UNROLL for (int j = 0; j < 8; j++) {
+    r[j] = _mm512_shuffle_f32x4(t[j], t[j + 8], 0x88);
+    r[j + 8] = _mm512_shuffle_f32x4(t[j], t[j + 8], 0xdd);
+  }
+}
+#elif WITH_PLAIN
+static constexpr bool WIDE_VALUES = true;
+INLINE void transpose(vf (&r)[16]) {
+  for (int i = 0; i < 16; i++) for (int j = 0; j < i; j++) {
+    float x = r[i].l[j];
+    r[i].l[j] = r[j].l[i];
+    r[j].l[i] = x;
+  }
+}
+#else
+static constexpr bool WIDE_VALUES = false;
+INLINE void transpose8(__m256 (&r)[8]) {
+  __m256 t[8], u[8];
+  UNROLL for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 8; i += 4) UNROLL for (int j = 0; j < 2; j++) {
+    u[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0x44);
+    u[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0xee);
+  }
+  UNROLL for (int j = 0; j < 4; j++) {
+    r[j] = _mm256_permute2f128_ps(u[j], u[j + 4], 0x20);
+    r[j + 4] = _mm256_permute2f128_ps(u[j], u[j + 4], 0x31);
+  }
+}
+INLINE void transpose(vf (&r)[16]) {
+  __m256 q[4][8];
+  UNROLL for (int i = 0; i < 8; i++) UNROLL for (int j = 0; j < 4; j++)
+    q[j][i] = v_half(r[i + j / 2 * 8], j % 2);
+  UNROLL for (int j = 0; j < 4; j++) transpose8(q[j]);
+  UNROLL for (int i = 0; i < 8; i++) {
+    r[i] = v_joined(q[0][i], q[2][i]);
+    r[i + 8] = v_joined(q[1][i], q[3][i]);
+  }
+}
+#endif
+
+template <int D> struct alignas(64) Chunk {  // 64 rows of the cache, ready for use
+  float k[4][D][16];
+  float v[64][(D + 15) / 16 * 16];
+};
+template <int D> struct alignas(64) Head {  // one query head of one row, and what it has seen
+  float q[D];
+  float acc[(D + 15) / 16 * 16];
+  float sum[16];
+  float best;
+};
+
+// Reads rows first .. first + n - 1 of key-value head g. Lines past n are not touched in v, and
+// in k they hold whatever the block holds.
+template <int G, int D, class T>
+static void read_chunk(const T* cache, const int32_t* table, int g, int first, int n,
+                       Chunk<D>& c) {
+  constexpr int whole = D / 16 * 16;
+  for (int b = 0; b * 16 < n; b++) {
+    const T* k = cache + ((size_t)table[first / 16 + b] * 2 * G + g) * 16 * D;
+    const T* v = k + (size_t)G * 16 * D;
+    for (int d = 0; d < whole; d += 16) {
+      vf r[16];
+      UNROLL for (int i = 0; i < 16; i++) r[i] = v_cached(k + i * D + d);
+      transpose(r);
+      UNROLL for (int i = 0; i < 16; i++) v_store(c.k[b][d + i], r[i]);
+    }
+    for (int d = whole; d < D; d++)
+      for (int i = 0; i < 16; i++) c.k[b][d][i] = cached(k[i * D + d]);
+    for (int i = 0; i < 16 && b * 16 + i < n; i++) {
+      for (int d = 0; d < whole; d += 16) v_store(&c.v[b * 16 + i][d], v_cached(v + i * D + d));
+      for (int d = whole; d < D; d++) c.v[b * 16 + i][d] = cached(v[i * D + d]);
+    }
+  }
+}
+
+// Weights of n keys (in NB vectors) for H heads: exp(score - best so far), and the factor by which
+// what was seen before shrinks.
+template <int H, int NB, int D>
+INLINE void weigh(const Chunk<D>& c, Head<D>* h, float scale, int n, float (*p)[64],
+                  float* shrink) {
+  vf s[H][NB];
+  clear(s);
+  for (int d = 0; d < D; d++) {
+    vf k[NB];
+    UNROLL for (int b = 0; b < NB; b++) k[b] = v_load(c.k[b][d]);
+    UNROLL for (int j = 0; j < H; j++) {
+      vf q = v_set(h[j].q[d]);
+      UNROLL for (int b = 0; b < NB; b++) s[j][b] = v_fma(k[b], q, s[j][b]);
+    }
+  }
+  const int rest = n - 16 * (NB - 1);
+  UNROLL for (int j = 0; j < H; j++) {
+    UNROLL for (int b = 0; b < NB; b++) s[j][b] = v_mul(s[j][b], v_set(scale));
+    vf top = s[j][NB - 1] = v_below(s[j][NB - 1], rest, -INFINITY);
+    UNROLL for (int b = 0; b < NB - 1; b++) top = v_max(top, s[j][b]);
+    float best = nan_max(v_top(top), h[j].best);
+    shrink[j] = e_to(h[j].best - best);
+    vf sum = v_mul(v_load(h[j].sum), v_set(shrink[j]));
+    UNROLL for (int b = 0; b < NB; b++) {
+      vf e = v_exp(v_sub(s[j][b], v_set(best)));
+      if (b == NB - 1) e = v_below(e, rest, 0.0f);
+      sum = v_add(sum, e);
+      v_store(p[j] + 16 * b, e);
+    }
+    v_store(h[j].sum, sum);
+    h[j].best = best;
+  }
+}
+
+template <int H, int D> static void take_chunk(const Chunk<D>& c, Head<D>* h, float scale, int n) {
+  alignas(64) float p[H][64];
+  float shrink[H];
+  switch ((n + 15) / 16) {
+    case 1: weigh<H, 1, D>(c, h, scale, n, p, shrink); break;
+    case 2: weigh<H, 2, D>(c, h, scale, n, p, shrink); break;
+    case 3: weigh<H, 3, D>(c, h, scale, n, p, shrink); break;
+    default: weigh<H, 4, D>(c, h, scale, n, p, shrink);
+  }
+  constexpr int vectors = (D + 15) / 16;
+  constexpr int S = vectors % 4 == 0 && WIDE_VALUES ? 4 : vectors % 2 == 0 ? 2 : 1;
+  for (int d = 0; d < vectors * 16; d += S * 16) {
+    vf a[H][S];
+    UNROLL for (int j = 0; j < H; j++) UNROLL for (int e = 0; e < S; e++)
+      a[j][e] = v_mul(v_load(h[j].acc + d + e * 16), v_set(shrink[j]));
+    for (int i = 0; i < n; i++) {
+      vf v[S];
+      UNROLL for (int e = 0; e < S; e++) v[e] = v_load(&c.v[i][d + e * 16]);
+      UNROLL for (int j = 0; j < H; j++) {
+        vf w = v_set(p[j][i]);
+        UNROLL for (int e = 0; e < S; e++) a[j][e] = v_fma(w, v[e], a[j][e]);
+      }
+    }
+    UNROLL for (int j = 0; j < H; j++) UNROLL for (int e = 0; e < S; e++)
+      v_store(h[j].acc + d + e * 16, a[j][e]);
+  }
+}
+
+constexpr int head_group(int heads) {
+  return heads % 4 == 0 ? 4 : heads % 3 == 0 ? 3 : heads % 2 == 0 ? 2 : 1;
+}
+// Runs `n` rows of one sequence over key-value head g; `heads` [n][HEADS] hold their queries and
+// receive their results in `acc`. A row with index -1 gives zero.
+template <int HEADS, int G, int D, class T>
+static void attend(const T* cache, const int32_t* table, const int32_t* indices, int n, int g,
+                   float scale, Head<D>* heads, Chunk<D>& c) {
+  constexpr int H = head_group(HEADS);
+  int longest = 0;
+  for (int r = 0; r < n; r++) {
+    longest = indices[r] + 1 > longest ? indices[r] + 1 : longest;
+    for (int j = 0; j < HEADS; j++) {
+      Head<D>& h = heads[r * HEADS + j];
+      memset(h.acc, 0, sizeof h.acc);
+      memset(h.sum, 0, sizeof h.sum);
+      h.best = -INFINITY;
+    }
+  }
+  for (int first = 0; first < longest; first += 64) {
+    int count = longest - first < 64 ? longest - first : 64;
+    read_chunk<G, D, T>(cache, table, g, first, count, c);
+    for (int r = 0; r < n; r++) {
+      int live = indices[r] + 1 - first;
+      if (live <= 0) continue;
+      for (int j = 0; j < HEADS; j += H)
+        take_chunk<H, D>(c, heads + r * HEADS + j, scale, live < 64 ? live : 64);
+    }
+  }
+  for (int i = 0; i < n * HEADS; i++) {
+    float whole = v_sum(v_load(heads[i].sum));
+    float inverse = indices[i / HEADS] < 0 ? 0.0f : 1.0f / whole;
+    for (int d = 0; d < D; d++) heads[i].acc[d] *= inverse;
+  }
+}

@@ -1,0 +1,91 @@
+// Threads that live across launches. They meet at spinning barriers inside a step and sleep when
+// no step has come for a while.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+#if defined(__x86_64__)
+#define RELAX() _mm_pause()
+#else
+#define RELAX() std::this_thread::yield()
+#endif
+
+struct Team {
+  typedef void (*Step)(Team&, int lane, void* argument);
+  const int size;
+  alignas(64) std::atomic<int> arrived{0};
+  alignas(64) std::atomic<unsigned> phase{0};
+  alignas(64) std::atomic<int> tickets[2]{};
+  alignas(64) std::atomic<unsigned> epoch{0};
+  std::atomic<int> sleepers{0};
+  std::atomic<bool> over{false};
+  Step step = nullptr;
+  void* argument = nullptr;
+  std::mutex gate;
+  std::condition_variable bell;
+  std::vector<std::thread> threads;
+
+  explicit Team(int n) : size(n) {
+    for (int lane = 1; lane < n; lane++) threads.emplace_back([this, lane] { serve(lane); });
+  }
+  ~Team() {
+    over = true;
+    ring();
+    for (auto& t : threads) t.join();
+  }
+
+  // Runs `s` on every lane; the caller is lane 0. Returns when all lanes have finished.
+  void run(Step s, void* a) {
+    step = s;
+    argument = a;
+    ring();
+    s(*this, 0, a);
+    barrier();
+  }
+
+  // No lane passes before all have come. The last one also empties the tickets of the launch that
+  // just ended, which nobody draws from any more.
+  void barrier() {
+    unsigned now = phase.load(std::memory_order_relaxed);
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+      arrived.store(0, std::memory_order_relaxed);
+      tickets[now & 1].store(0, std::memory_order_relaxed);
+      phase.store(now + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; phase.load(std::memory_order_acquire) == now; spins++)
+      if (spins < 100000) RELAX(); else std::this_thread::yield();
+  }
+
+  // The first of `amount` tickets that no other lane has drawn since the last barrier.
+  int draw(int amount) {
+    unsigned now = phase.load(std::memory_order_relaxed);
+    return tickets[now & 1].fetch_add(amount, std::memory_order_relaxed);
+  }
+
+ private:
+  void ring() {
+    epoch.fetch_add(1);
+    if (sleepers.load() == 0) return;
+    std::lock_guard<std::mutex> hold(gate);
+    bell.notify_all();
+  }
+  void serve(int lane) {
+    unsigned seen = 0;
+    for (;;) {
+      for (int spins = 0; epoch.load(std::memory_order_acquire) == seen; spins++) {
+        if (spins < 20000) { RELAX(); continue; }
+        std::unique_lock<std::mutex> hold(gate);
+        sleepers++;
+        bell.wait(hold, [&] { return epoch.load() != seen; });
+        sleepers--;
+      }
+      seen++;
+      if (over) return;
+      step(*this, lane, argument);
+      barrier();
+    }
+  }
+};
