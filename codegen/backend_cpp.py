@@ -22,7 +22,7 @@ from codegen.toolchain import Compiler, compile_objects, find_compiler, link_lib
 from ir.errors import CircuitError
 from ir.format import BLOCK, Format, TensorType
 from ir.graph import Role
-from ir.tensor import Value
+from ir.op import Value
 
 _LEVELS = (  # (extension that the system reports, compiler flag), from the base upward
     ("avx2", "-mavx2"), ("fma", "-mfma"), ("f16c", "-mf16c"), ("bmi2", "-mbmi2"),
@@ -200,6 +200,11 @@ class CppBackend(Backend):
             "team.so": link_library(self.compiler, "team.so", shared, link, store),
         }
 
+    def sources(self, units: Mapping[str, str]) -> dict[str, str]:
+        """The units, the headers they include and the team."""
+        files = {name: (FOLDER / name).read_text() for name in (*HEADERS, "team.cpp")}
+        return {**files, **{f"{name}.cpp": text for name, text in units.items()}}
+
     def _machine_flags(self) -> tuple[str, ...]:
         return tuple(flag for name, flag in _LEVELS if name in self.extensions)
 
@@ -208,6 +213,7 @@ class CppBackend(Backend):
         return {
             **machine_facts(),
             "isa": " ".join(self.extensions),
+            "abi": "circuit-1",
             "compiler": self.compiler.version,
             "flags": " ".join((*_FLAGS, *self._machine_flags())),
         }

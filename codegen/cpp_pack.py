@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from ir.format import BLOCK, Format, TensorType
-from ir.tensor import PackedTensor, Value
+from ir.op import Value
+from ir.tensor import PackedTensor
 
 LANES = 16
 LINE = 64
