@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import gguf
 import pytest
 import torch
 
-from codegen.backend_cpp import CppBackend, chosen_extensions
+from codegen.backend_cpp import CppBackend, CppSchedule, UnknownExtension, chosen_extensions
+from codegen.lower import lower
 from codegen.store import KernelStore
 from ir.format import Format
 from ir.graph import GraphKey, Mode
 from ir.interpret import interpret
 from ir.ops import (
-    add, add_bias, argmax, attention, columns, embed, inverse_rms, kv_write, lane, linear,
+    add_bias, argmax, attention, columns, embed, inverse_rms, kv_write, lane, linear,
     norm_scale, rope, silu_mul, slot_at, split_heads, take,
 )  # fmt: skip
 from ir.ops.choose import finish_argmax, tile_argmax
-from ir.tensor import PackedTensor
+from ir.quantize import stored_as
 from tests.compiled import regroup, run, typed
 
-BLOCKS = {Format.Q8_0: "Q8_0", Format.Q4_0: "Q4_0", Format.Q4_1: "Q4_1"}
 FAMILIES = (None, "avx2", "plain")
 
 
@@ -30,14 +29,6 @@ def store(tmp_path_factory) -> KernelStore:
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def stored(rows: torch.Tensor, format: Format):
-    """`rows` in a weight format; blocks by the gguf package's own quantisation."""
-    if not format.is_block:
-        return rows.to(format.dtype)
-    data = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType[BLOCKS[format]])
-    return PackedTensor(format, tuple(rows.shape), torch.from_numpy(data))
 
 
 def batch(rows: int) -> GraphKey:
@@ -55,33 +46,290 @@ def assert_no_worse(got, graph, inputs, weights, name: str, factor: float = 4.0)
 
 # -- products --------------------------------------------------------------------------------------
 
-SIZES = [(1, 33, 97), (3, 65, 33), (5, 64, 130), (2, 576, 960)]
-BLOCK_SIZES = [(1, 32, 97), (3, 96, 33), (5, 64, 130), (2, 576, 960)]
+PLAIN = [(1, 33, 97), (3, 65, 33), (5, 64, 130), (2, 576, 192)]  # rows, k, n
+WHOLE = [(1, 32, 97), (3, 96, 33), (5, 64, 130), (2, 576, 192)]
+GROUPS = {
+    "plain": [(f, PLAIN) for f in (Format.F32, Format.BF16)],
+    "blocks": [(f, WHOLE) for f in (Format.Q8_0, Format.Q4_0, Format.Q4_1)],
+}
+OPS = ["inverse_rms", "norm_scale", "linear", "add_bias"], ["linear"]
 
 
-def products(rows: int, n: int, k: int, format: Format):
-    """A program with a normed product and a plain one, and what it reads."""
-    weights = {"w": stored(randn(n, k, seed=1), format), "norm": randn(k, seed=2)}
-    weights["bias"] = randn(n, seed=3)
-    activation = CppBackend().activation_format(format)
+def products(cases):
+    """Normed and plain products of every (format, rows, k, n), as one graph with what it reads."""
+    weights, inputs, names = {}, {}, []
+    for seed, (format, rows, k, n) in enumerate(cases):
+        name = f"{format.value}_{rows}_{k}_{n}"
+        names.append((name, format, rows, k))
+        weights[f"w_{name}"] = stored_as(randn(n, k, seed=seed), format)
+        weights[f"norm_{name}"] = randn(k, seed=seed + 100)
+        weights[f"bias_{name}"] = randn(n, seed=seed + 200)
+        inputs[f"x_{name}"] = randn(rows, k, seed=seed + 300)
 
     def program(scope) -> None:
-        x = scope.input("x", rows, k, format=Format.F32)
-        normed = norm_scale(x, inverse_rms(x, eps=1e-5), scope.weight("norm"))
-        y = linear(normed, scope.weight("w"), activation=activation)
-        scope.output("normed", add_bias(y, scope.weight("bias")))
-        scope.output("plain", linear(x, scope.weight("w"), activation=activation))
+        for name, format, rows, k in names:
+            x, w = scope.input(f"x_{name}", rows, k, format=Format.F32), scope.weight(f"w_{name}")
+            activation = CppBackend().activation_format(format)
+            normed = norm_scale(x, inverse_rms(x, eps=1e-5), scope.weight(f"norm_{name}"))
+            y = linear(normed, w, activation=activation)
+            scope.output(f"normed_{name}", add_bias(y, scope.weight(f"bias_{name}")))
+            scope.output(f"plain_{name}", linear(x, w, activation=activation))
 
-    graph = typed(program, batch(rows), weights, {})
-    regroup(graph, [["inverse_rms", "norm_scale", "linear", "add_bias"], ["linear"]])
-    return graph, {"x": randn(rows, k, seed=4)}, weights
+    graph = regroup(typed(program, batch(1), weights, {}), OPS * len(names))
+    return graph, inputs, weights
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("format", [Format.F32, Format.BF16, *BLOCKS])
-def test_products_are_no_worse_than_eager(store, family, format):
-    for rows, k, n in BLOCK_SIZES if format.is_block else SIZES:
-        graph, inputs, weights = products(rows, n, k, format)
-        out = run(graph, CppBackend(extensions=family), store, inputs, weights)
-        assert_no_worse(out["normed"], graph, inputs, weights, "normed")
-        assert_no_worse(out["plain"], graph, inputs, weights, "plain")
+@pytest.mark.parametrize("family", [None, "avx2"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_products_are_no_worse_than_eager(store, family, group):
+    cases = [(format, *size) for format, sizes in GROUPS[group] for size in sizes]
+    graph, inputs, weights = products(cases)
+    out = run(graph, CppBackend(extensions=family), store, inputs, weights)
+    for name, value in out.items():
+        assert_no_worse(value, graph, inputs, weights, name)
+
+
+def test_families_agree_on_every_format(store):
+    """Plain C++, AVX2 and AVX-512 take the same roundings; only bf16 pairs may sum in another order."""
+    cases = [(f, 3, 64, 33) for f in (Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1)]
+    graph, inputs, weights = products(cases)
+    first, *others = (
+        run(graph, CppBackend(extensions=family), store, inputs, weights) for family in FAMILIES
+    )
+    for other in others:
+        for name, value in first.items():
+            exact = torch.equal(value, other[name])
+            assert exact or ("bf16" in name and torch.allclose(value, other[name], rtol=1e-4, atol=1e-4))
+
+
+def test_a_row_has_the_same_bytes_in_any_company(store):
+    for format, k in ((Format.F32, 65), (Format.BF16, 65), (Format.Q8_0, 64), (Format.Q4_1, 64)):
+        widest = 19
+        graphs = {m: products([(format, m, k, 130)]) for m in (1, 2, 3, 4, 6, 8, widest)}
+        weights = graphs[1][2]
+        x = randn(widest, k, seed=9)
+        rows = {}
+        for m, (graph, inputs, _) in graphs.items():
+            name = next(iter(inputs))
+            same = {w: weights[w.replace(f"_{m}_{k}", f"_1_{k}")] for w in graphs[m][2]}
+            out = run(graph, CppBackend(), store, {name: x[:m].contiguous()}, same)
+            rows[m] = sorted(out.items())
+        for values in rows.values():
+            for (name, value), (_, wide) in zip(values, rows[widest]):
+                assert torch.equal(value, wide[: len(value)]), name
+
+
+def test_every_schedule_gives_the_same_bytes(store):
+    graph, inputs, weights = products([(Format.F32, 7, 65, 130), (Format.Q4_1, 7, 64, 130)])
+    results = []
+    for rows, panels, chunk, shared in ((1, 1, 1, False), (4, 2, 2, True), (3, 4, 8, False)):
+        wanted = CppSchedule(rows, panels, chunk, shared)
+
+        def choose(options, wanted=wanted):
+            return wanted if wanted in options else options[0]
+
+        results.append(run(graph, CppBackend(), store, inputs, weights, schedule=choose))
+    for other in results[1:]:
+        assert all(torch.equal(results[0][name], other[name]) for name in other)
+
+
+def test_gate_and_up_meet_in_one_tile(store):
+    weights = {"w": stored_as(randn(2 * 96, 64), Format.Q8_0)}
+
+    def program(scope) -> None:
+        x = scope.input("x", 3, 64, format=Format.F32)
+        y = linear(x, scope.weight("w"), activation=Format.Q8_0)
+        scope.output("y", silu_mul(lane(y, index=0), lane(y, index=1)))
+
+    graph = regroup(typed(program, batch(3), weights, {}), [["linear", "lane", "lane", "silu_mul"]])
+    inputs = {"x": randn(3, 64, seed=5)}
+    out = run(graph, CppBackend(), store, inputs, weights)
+    assert_no_worse(out["y"], graph, inputs, weights, "y")
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocabulary", [97, 300, 1024])
+def test_tokens_are_the_first_maximum(store, vocabulary):
+    table = stored_as(randn(vocabulary, 64), Format.Q8_0)
+    ids = torch.tensor([5, 96, 0], dtype=torch.int32)
+
+    def program(scope) -> None:
+        x = embed(scope.input("ids", 3), scope.weight("table"))
+        scope.output("x", x)
+        logits = linear(x, scope.weight("table"), activation=Format.Q8_0)
+        best = tile_argmax(logits)
+        scope.output("logits", logits)
+        token = finish_argmax(logits, best)
+        scope.output("token", token)
+        scope.output("taken", take(token, scope.weight("map")))
+        scope.output("whole", argmax(logits))
+
+    weights = {"table": table, "map": torch.arange(vocabulary, dtype=torch.int32) * 3}
+    graph = typed(program, batch(3), weights, {})
+    regroup(graph, [["embed"], ["linear", "tile_argmax"], ["finish_argmax", "take"], ["argmax"]])
+    out = run(graph, CppBackend(), store, {"ids": ids}, weights)
+    assert torch.equal(out["x"], table.dequantize()[ids.long()])
+    assert torch.equal(out["token"], out["logits"].argmax(-1).to(torch.int32))
+    assert torch.equal(out["whole"], out["token"])
+    assert torch.equal(out["taken"], out["token"] * 3)
+
+
+def test_ties_nan_and_infinities_in_argmax(store):
+    inf = float("inf")
+    logits = torch.zeros(4, 150)
+    logits[0, [17, 140]] = 3.0
+    logits[1, 149] = float("nan")
+    logits[2] = -inf
+    logits[3, [20, 21]] = inf
+
+    def program(scope) -> None:
+        x = scope.input("logits", 4, 150, format=Format.F32)
+        scope.output("token", argmax(x))
+        scope.output("split", finish_argmax(x, tile_argmax(x, width=32)))
+
+    graph = typed(program, batch(4), {}, {})
+    out = run(graph, CppBackend(), store, {"logits": logits}, {})
+    assert out["token"].tolist() == out["split"].tolist() == [17, 150, 0, 20]
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def cached_attention(rows: int, heads: int, groups: int, dim: int, half: int, sequences: int = 1):
+    """A program that rotates, stores keys and values, and attends."""
+
+    def program(scope) -> None:
+        qkv = scope.input("qkv", rows, (heads + 2 * groups) * dim, format=Format.F32)
+        positions, indices = scope.input("positions", rows), scope.input("indices", rows)
+        tables, owner = scope.input("tables", sequences, 8), scope.input("row_sequence", rows)
+        cos, sin = scope.weight("cos"), scope.weight("sin")
+        ends = [0, heads * dim, (heads + groups) * dim, (heads + 2 * groups) * dim]
+        q, k, v = (
+            split_heads(columns(qkv, start=a, stop=b), heads=n)
+            for a, b, n in zip(ends, ends[1:], (heads, groups, groups))
+        )
+        slots = slot_at(tables, owner, indices)
+        cache = kv_write(scope.state("kv"), rope(k, positions, cos, sin), v, slots)
+        q = rope(q, positions, cos, sin)
+        scope.output("out", attention(q, cache, tables, owner, indices, scale=dim**-0.5))
+
+    return program
+
+
+ATTENTION = [["columns", "split_heads"] * 3 + ["slot_at", "rope", "kv_write"], ["rope", "attention"]]
+
+
+def attention_case(rows, heads, groups, dim, half, format, past, sequences=1):
+    weights = {"cos": randn(128, half).cos(), "sin": randn(128, half).sin()}
+    cache = randn(1 + 8 * sequences, 2, groups, 16, dim, seed=3).to(format.dtype)
+    per = rows // sequences
+    inputs = {
+        "qkv": randn(rows, (heads + 2 * groups) * dim, seed=4),
+        "positions": torch.tensor([past + i % per for i in range(rows)], dtype=torch.int32),
+        "indices": torch.tensor([past + i % per for i in range(rows)], dtype=torch.int32),
+        "tables": (torch.randperm(8 * sequences, generator=torch.Generator().manual_seed(1)) + 1)
+        .reshape(sequences, 8).to(torch.int32),
+        "row_sequence": torch.arange(rows, dtype=torch.int32) // per,
+    }  # fmt: skip
+    program = cached_attention(rows, heads, groups, dim, half, sequences)
+    graph = typed(program, batch(rows), weights, {"kv": cache})
+    # rope of q stands before kv_write in the program's order of regions
+    nodes = {n.name: n for n in graph.computed()}
+    first = {"columns", "split_heads", "slot_at", "kv_write"}
+    for node in graph.computed():
+        name = node.target.name
+        is_q = name == "rope" and "attention" in {u.target.name for u in node.users}
+        q_view = name in ("columns", "split_heads") and node.args and _feeds_q(node)
+        node.meta["region"] = 1 if is_q or q_view or name == "attention" else 0
+    assert nodes and first
+    return graph, inputs, weights, cache
+
+
+def _feeds_q(node) -> bool:
+    users = list(node.users)
+    while users and users[0].target.name in ("split_heads", "columns"):
+        users = list(users[0].users)
+    return users[0].target.name == "rope" and "attention" in {
+        u.target.name for u in users[0].users
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "groups", "dim", "half", "format", "past", "sequences"),
+    [
+        (3, 9, 3, 64, 32, Format.F16, 70, 1),
+        (4, 4, 4, 24, 8, Format.BF16, 15, 1),
+        (6, 5, 1, 40, 20, Format.F32, 0, 3),
+        (2, 4, 2, 8, 4, Format.F32, 100, 2),
+    ],
+)
+def test_attention_over_a_paged_cache(store, rows, heads, groups, dim, half, format, past, sequences):
+    graph, inputs, weights, cache = attention_case(
+        rows, heads, groups, dim, half, format, past, sequences
+    )
+    wide = {"kv": cache.double()}
+    exact = interpret(graph, inputs, weights, wide, double=True)["out"]
+    eager_state = {"kv": cache.clone()}
+    eager = interpret(graph, inputs, weights, eager_state)["out"]
+    compiled = {"kv": cache.clone()}
+    out = run(graph, CppBackend(), store, inputs, weights, compiled)["out"]
+    assert torch.equal(compiled["kv"], eager_state["kv"])
+    bound = 4 * (eager - exact).abs().max() + 1e-5
+    assert (out - exact).abs().max() <= bound
+
+
+def test_attention_of_a_row_has_the_same_bytes_in_any_company(store):
+    widest = 20
+    results = {}
+    for rows in (1, 2, 4, widest):
+        graph, inputs, weights, cache = attention_case(widest, 9, 3, 64, 32, Format.F16, 60)
+        narrow, _, _, _ = attention_case(rows, 9, 3, 64, 32, Format.F16, 60)
+        cut = {n: v if n == "tables" else v[:rows].contiguous() for n, v in inputs.items()}
+        state = {"kv": cache.clone()}
+        results[rows] = run(narrow, CppBackend(), store, cut, weights, state)["out"]
+    for rows, value in results.items():
+        assert torch.equal(value, results[widest][:rows])
+
+
+def test_dead_rows_and_unseen_slots_reach_nothing(store):
+    graph, inputs, weights, cache = attention_case(4, 4, 2, 16, 8, Format.F32, 20)
+    clean = run(graph, CppBackend(), store, inputs, weights, {"kv": cache.clone()})["out"]
+    poisoned = cache.clone()
+    used = inputs["tables"][0, :2].long()
+    keep = torch.zeros(cache.shape[0], 16, dtype=torch.bool)
+    keep[used[0]], keep[used[1], :8] = True, True
+    poisoned.permute(0, 3, 1, 2, 4)[~keep] = float("nan")
+    padded = {**inputs, "indices": inputs["indices"].clone(), "qkv": inputs["qkv"].clone()}
+    padded["indices"][3], padded["qkv"][3] = -1, float("nan")
+    out = run(graph, CppBackend(), store, padded, weights, {"kv": poisoned})["out"]
+    assert torch.equal(out[:3], clean[:3])
+    assert torch.equal(out[3], torch.zeros_like(out[3]))
+
+
+# -- the machine -----------------------------------------------------------------------------------
+
+
+def test_extensions_stay_within_a_family():
+    some = ["avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq"]
+    assert chosen_extensions(some)[-1] == "avx512dq"
+    assert chosen_extensions([*some, "avx512_vnni"])[-1] == "avx512_vnni"
+    assert chosen_extensions(some[:7]) == tuple(some[:4])
+    assert chosen_extensions(some, "avx2") == tuple(some[:4])
+    assert chosen_extensions(some[:3]) == chosen_extensions(some, "plain") == ()
+
+
+def test_an_unknown_family_is_refused():
+    with pytest.raises(UnknownExtension, match="sse9"):
+        chosen_extensions([], "sse9")
+
+
+def test_a_block_weight_of_broken_rows_is_refused_in_words():
+    def program(scope) -> None:
+        x = scope.input("x", 1, 64, format=Format.F32)
+        scope.output("y", linear(x, scope.weight("w")))
+
+    graph = typed(program, batch(1), {"w": stored_as(randn(8, 64), Format.Q8_0)}, {})
+    problems = CppBackend().problems(lower(graph, 0))
+    assert problems == ["activations must be rounded for weights in q8_0"]
