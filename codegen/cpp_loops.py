@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Scope:
         if count is None:
             cuts = _cuts(value.at(*lead, var("column", whole)), whole)
         lines: list[str] = []
-        for first, last in zip(cuts, cuts[1:]):
+        for first, last in pairwise(cuts):
             lines += self._segment(value, lead, assign, iadd(origin, first), last - first, live)
         return lines
 

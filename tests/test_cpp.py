@@ -12,8 +12,21 @@ from ir.format import Format
 from ir.graph import GraphKey, Mode
 from ir.interpret import interpret
 from ir.ops import (
-    add_bias, argmax, attention, columns, embed, inverse_rms, kv_write, lane, linear,
-    norm_scale, rope, silu_mul, slot_at, split_heads, take,
+    add_bias,
+    argmax,
+    attention,
+    columns,
+    embed,
+    inverse_rms,
+    kv_write,
+    lane,
+    linear,
+    norm_scale,
+    rope,
+    silu_mul,
+    slot_at,
+    split_heads,
+    take,
 )  # fmt: skip
 from ir.ops.choose import finish_argmax, tile_argmax
 from ir.quantize import stored_as
@@ -284,7 +297,7 @@ def test_attention_of_a_row_has_the_same_bytes_in_any_company(store):
     widest = 20
     results = {}
     for rows in (1, 2, 4, widest):
-        graph, inputs, weights, cache = attention_case(widest, 9, 3, 64, 32, Format.F16, 60)
+        _, inputs, weights, cache = attention_case(widest, 9, 3, 64, 32, Format.F16, 60)
         narrow, _, _, _ = attention_case(rows, 9, 3, 64, 32, Format.F16, 60)
         cut = {n: v if n == "tables" else v[:rows].contiguous() for n, v in inputs.items()}
         state = {"kv": cache.clone()}
