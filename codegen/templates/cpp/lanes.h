@@ -38,6 +38,10 @@ INLINE float v_top(vf v) {
 }
 #endif
 
+template <int R, int B> INLINE void clear(vf (&acc)[R][B]) {
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < B; b++) acc[r][b] = v_set(0);
+}
+
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts), then a minimax polynomial in r.
 // Below -87.3 and above 88.37 the argument is held at the limit; NaN stays NaN (the order of the
 // operands of min and max matters for that).

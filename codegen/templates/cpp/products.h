@@ -8,9 +8,6 @@ static constexpr size_t AHEAD = 2048;
 template <int R> INLINE void fetch(const uint8_t* p, bool last, size_t jump) {
   if (R <= 4) __builtin_prefetch(p + (last ? AHEAD + jump : AHEAD), 0, 2);
 }
-template <int R, int B> INLINE void clear(vf (&acc)[R][B]) {
-  UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < B; b++) acc[r][b] = v_set(0);
-}
 
 // f32: panel [K][16].
 struct F32 {
