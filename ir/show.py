@@ -52,7 +52,8 @@ def _line(node: torch.fx.Node, origins: bool) -> str:
     numerics = node.meta.get("numerics")
     notes = [str(node.meta.get("type", "")), numerics.value if numerics else ""]
     notes.append(node.meta.get("origin", "") if origins else "")
-    return f"{call:<56}  # {'  '.join(n for n in notes if n)}"
+    told = "  ".join(n for n in notes if n)
+    return f"{call:<56}  # {told}" if told else call
 
 
 def _name(node: torch.fx.Node) -> str:

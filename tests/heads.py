@@ -40,7 +40,9 @@ NAMES = {
 
 def configurations() -> dict[str, tuple]:
     """Family -> its config, layer, norm and rotary classes, and the contract of its heads."""
-    llama = LlamaConfig(**COMMON, head_dim=12, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    llama = LlamaConfig(
+        **COMMON, head_dim=12, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
+    )
     qwen = Qwen3_5TextConfig(
         **COMMON, head_dim=16, layer_types=["full_attention"],
         rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25,
@@ -163,6 +165,8 @@ def save_qwen_folder(head: TinyHead, folder: Path, layers: int = 1, **changes) -
                     for n, t in head.weights.tensors.items() if ".layers.0." in n}  # fmt: skip
     save_file(tensors, folder / "mtp.safetensors")
     save_file({"model.norm.weight": torch.ones(HIDDEN)}, folder / "model.safetensors")
-    weight_map = dict.fromkeys(tensors, "mtp.safetensors") | {"model.norm.weight": "model.safetensors"}
+    weight_map = dict.fromkeys(tensors, "mtp.safetensors") | {
+        "model.norm.weight": "model.safetensors"
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder

@@ -70,7 +70,9 @@ def test_several_modules_in_one_file(tmp_path):
     shared = [replace(t.weights, draft_ids=tinies[0].weights.draft_ids) for t in tinies]
     save_head(path, shared)
     loaded = load_head(path)
-    assert [drafts(w, tinies[0].side) for w in loaded] == [drafts(w, tinies[0].side) for w in shared]
+    assert [drafts(w, tinies[0].side) for w in loaded] == [
+        drafts(w, tinies[0].side) for w in shared
+    ]
     rewrite(path, tensors={"modules.7.mtp.norm.weight": torch.ones(heads.HIDDEN)})
     assert refusal(path) == "modules.7.mtp.norm.weight belong to no module"
 

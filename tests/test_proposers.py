@@ -288,7 +288,9 @@ def test_a_grammar_mask_holds_for_every_draft(tiny, caplog):
     head = proposer(tiny)
     tokens, hiddens = rows(1)
     plain = head.propose(ProposeRequest(tokens[0], hiddens[0], 1, 3), head.alloc_state()).tokens
-    scored = range(heads.VOCAB) if tiny.weights.draft_ids is None else tiny.weights.draft_ids.tolist()
+    scored = (
+        range(heads.VOCAB) if tiny.weights.draft_ids is None else tiny.weights.draft_ids.tolist()
+    )
     allowed = [i for i in scored if i not in plain][::2]
 
     def masked(ids, count=3):
@@ -376,7 +378,10 @@ def test_states_of_others_and_bad_requests_are_refused():
     with pytest.raises(ForeignState):
         head.free_state(foreign)
     assert head.drafter_rows(foreign) == 0 and head.last_pair_key(foreign) is None
-    assert head.take_drafter_kv(foreign) is None and head.prefill_drafter([1, 2], hiddens, foreign) == 0
+    assert (
+        head.take_drafter_kv(foreign) is None
+        and head.prefill_drafter([1, 2], hiddens, foreign) == 0
+    )
     for request, said in (
         (ProposeRequest(1, hiddens[0], 0, 1), "position 0 has no hidden"),
         (ProposeRequest(1, hiddens[0], 62, 3), "position 64 of a context of 64"),

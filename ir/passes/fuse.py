@@ -64,6 +64,7 @@ class _Fusion:
         number = len(self.members)
         self.members[number] = set()
         self.deps.add_node(number)
+        node.meta.setdefault("numerics", Numerics.REFERENCE)
         self.join(node, number)
         return number
 
