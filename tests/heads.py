@@ -65,7 +65,7 @@ class TinyHead:
     layer: MtpLayer
     rotary: torch.nn.Module
 
-    def run(self, tokens, hiddens, positions=None):
+    def run(self, tokens, hiddens, positions=None, *, learn=False):
         """Streams before and after the final norm [t, n] and keys, values [g, t, d] of dense causal rows.
 
         Row i takes token i and hidden i, at position i + 1 unless told otherwise.
@@ -80,7 +80,7 @@ class TinyHead:
         mask = torch.full((count, count), float("-inf"), dtype=torch.float64).triu(1)[None, None]
         cache = DynamicCache()
         angles = self.rotary(h, where)
-        with torch.no_grad():
+        with torch.set_grad_enabled(learn):
             x = self.layer(e, h, angles, mask, where, cache)[0]
             final = self.final_norm(x)
         return x, final, cache.layers[0].keys[0], cache.layers[0].values[0]

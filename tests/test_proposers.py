@@ -1,6 +1,7 @@
 """MTP heads against oracles of transformers' own classes: drafts, hiddens, logits and cache rows."""
 
 import sys
+from dataclasses import replace
 
 import heads
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from ir.format import Format
+from ir.interpret import interpret
 from ir.key import DECODE, GraphKey, Mode
 from ir.quantize import stored_as
 from ir.tensor import TensorType, unpacked
@@ -166,6 +168,33 @@ def test_the_eager_head_in_f32_is_near_its_oracle(tiny):
     drafts = head.propose(ProposeRequest(tokens[6], hiddens[6], 7, 3), state)
     assert list(drafts.tokens) == tiny.chain(tokens, hiddens, 3)
     close(state.lease.read(CACHE)[:, :, :7], torch.stack(tiny.run(tokens, hiddens)[2:]), atol=1e-4)
+
+
+def test_the_forward_can_be_trained(tiny):
+    """Gradients through the traced graph are those of the oracle: training needs no second forward."""
+    tokens, hiddens = rows(6)
+    binding = bind_head(tiny.weights, tiny.side, replace(OPTIONS, keys=(GraphKey(Mode.VERIFY, 6),)))
+    graph = binding.graph(binding.keys[0])
+    weights = {n: t.double() if t.is_floating_point() else t for n, t in binding.weights.items()}
+    learned = [n for n in weights if n.startswith("mtp.")]
+    for name in learned:
+        weights[name].requires_grad_()
+    runner = EagerRunner(binding, double=True)
+    lease = runner.pool.lease()
+    lanes = [Lane(lease, lease.append(6), 1, 6)]
+    inputs = index_inputs(runner, binding.keys[0], lanes) | {
+        "ids": np.array(tokens, np.int32), "hidden": hiddens,
+    }  # fmt: skip
+    states = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in binding.states.items()}
+    given = {n: torch.from_numpy(a) for n, a in inputs.items()}
+    out = interpret(graph, given, weights, states, double=True)
+    labels = torch.arange(6)
+    torch.nn.functional.cross_entropy(out["logits"], labels).backward()
+    _, final, _, _ = tiny.run(tokens, hiddens, learn=True)
+    torch.nn.functional.cross_entropy(tiny.logits(final), labels).backward()
+    theirs = {heads.renamed(n): p.grad for n, p in tiny.layer.named_parameters()}
+    for name in learned:
+        close(weights[name].grad, theirs[name])
 
 
 # The trait ------------------------------------------------------------------------------------------

@@ -36,3 +36,8 @@ class SamplingRefused(CircuitError):
 class NotANumber(CircuitError):
     says = "the target's logits for output token {index} hold NaN"
     hint = "run `circuit check`; the weights or the compiled kernels are at fault"
+
+
+class NoBatch(CircuitError):
+    says = "a batch of {width} sequences is asked for, the target has programs for up to {widest}"
+    hint = "compile with a wider --batch, or ask for fewer sequences"
