@@ -1,5 +1,8 @@
 """Folders of safetensors: what is loaded is what the models' own library saved."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from circuit.models.checkpoint import SourceKind, load_target
 from circuit.models.config import Family, RopeKind
 from circuit.models.errors import TokenizerMissing
 from tests.checkpoints import FAMILIES, ROPES, make_model, save_folder
+from tests.demo import demo_file
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -105,6 +109,20 @@ def test_progress_reaches_the_total_once_per_storage(tmp_path):
     )
     assert seen[-1] == (checkpoint.tensors.nbytes,) * 2
     assert len(seen) == len(checkpoint.tensors) - 1
+
+
+def test_configuration_and_tokenizer_come_without_torch():
+    """Commands that only read a checkpoint's text side start fast."""
+    source = (
+        "import sys; from circuit.models.checkpoint import load_target; "
+        f"c = load_target({str(demo_file())!r}); ids = c.tokenizer.encode('a'); "
+        "heavy = {'torch', 'transformers', 'gguf', 'safetensors', 'huggingface_hub'}; "
+        "print(c.config.hidden_size, len(ids), sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "576 1 []\n"
 
 
 def test_a_missing_tokenizer_is_told_when_it_is_asked_for(tmp_path):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -16,14 +16,28 @@ SPACE_MARK = "\u2581"
 
 @dataclass(frozen=True)
 class Pieces:
-    """Bytes by id; an id of the model's vocabulary that the tokenizer lacks stands for none.
+    """Bytes by id, worked out when first asked for; an id that the tokenizer lacks stands for none.
 
     `strip_first_space` tells that the tokenizer puts a space before a text, which decoding drops.
     """
 
-    table: tuple[bytes, ...]
+    texts: tuple[str | None, ...]
+    added: Mapping[int, str]
+    read: Callable[[str], bytes]
     count: int
     strip_first_space: bool
+    known: dict[int, bytes] = field(default_factory=dict, repr=False)
+
+    def __getitem__(self, token: int) -> bytes:
+        piece = self.known.get(token)
+        if piece is None:
+            text = self.texts[token]
+            if token in self.added:
+                piece = self.added[token].encode("utf-8")
+            else:
+                piece = b"" if text is None else self.read(text)
+            self.known[token] = piece
+        return piece
 
 
 def piece_bytes(path: Path, backend, spec: Mapping[str, object], vocab_size: int) -> Pieces:
@@ -32,20 +46,17 @@ def piece_bytes(path: Path, backend, spec: Mapping[str, object], vocab_size: int
     Raises TokenizerRefused when an id does not fit `vocab_size`, or the decoder is not one whose ids
     stand for fixed bytes.
     """
-    to_bytes, strip = _reading(path, spec.get("decoder"))
+    read, strip = _reading(path, spec.get("decoder"))
     vocab = backend.get_vocab(with_added_tokens=True)
     highest = max(vocab.values(), default=-1)
     if highest >= vocab_size:
-        raise TokenizerRefused(
-            path=path,
-            why=f"its highest id is {highest} and the model has {vocab_size} rows of embedding",
-        )
-    table = [b""] * vocab_size
+        why = f"its highest id is {highest} and the model has {vocab_size} rows of embedding"
+        raise TokenizerRefused(path=path, why=why)
+    texts: list[str | None] = [None] * vocab_size
     for text, token in vocab.items():
-        table[token] = to_bytes(text)
-    for token, added in backend.get_added_tokens_decoder().items():
-        table[token] = added.content.encode("utf-8")
-    return Pieces(tuple(table), len(vocab), strip)
+        texts[token] = text
+    added = {token: entry.content for token, entry in backend.get_added_tokens_decoder().items()}
+    return Pieces(tuple(texts), added, read, len(vocab), strip)
 
 
 def _reading(path: Path, decoder: Mapping | None):

@@ -82,7 +82,7 @@ class Tokenizer:
 
     def piece(self, token: int) -> bytes:
         """The bytes that `token` stands for."""
-        return self._pieces.table[token]
+        return self._pieces[token]
 
     def chat(
         self,
@@ -110,7 +110,7 @@ class Tokenizer:
         return self.encode(self.chat(messages, **variables))
 
     def _spelled(self, token: int | None) -> str:
-        return "" if token is None else self._pieces.table[token].decode("utf-8", "replace")
+        return "" if token is None else self._pieces[token].decode("utf-8", "replace")
 
 
 class TextStream:
