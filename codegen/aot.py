@@ -1,0 +1,119 @@
+"""Kernels of generated modules compiled ahead of time, without a device, and what they use of one."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from codegen.backend import Report, silent
+from codegen.store import KernelStore, digest_of
+from ir.errors import CircuitError
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+OPTIONS = {"enable_fp_fusion": False}
+"""Products and sums are joined only where a kernel says so, whatever the version's default is."""
+
+
+class Interpreting(CircuitError):
+    says = "kernels cannot be compiled while Triton interprets them"
+    hint = "unset TRITON_INTERPRET"
+
+
+class NoDisassembler(CircuitError):
+    says = "the installed triton carries no cuobjdump, so the registers of a kernel cannot be read"
+    hint = "install a Triton wheel for Linux on x86-64 or aarch64, version 3.6 to 3.9"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one kernel uses of a device: registers a thread, bytes of stack, of shared and of local memory."""
+
+    kernel: str
+    arch: int
+    registers: int
+    stack: int
+    shared: int
+    local: int
+
+    @property
+    def spills(self) -> bool:
+        """True if values live in memory that ought to live in registers."""
+        return self.stack > 0 or self.local > 0
+
+
+def load_unit(path: Path) -> ModuleType:
+    """The generated module at `path`, under a name of its own."""
+    name = "circuit_unit_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_kernel(record: tuple[Any, ...], arch: int) -> Any:
+    """The kernel of a module's record compiled for a compute capability; every pointer is 16-byte aligned."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function, _, warps, stages, _, parameters = record
+    if not hasattr(function, "cache_key"):
+        raise Interpreting()
+    names = function.arg_names
+    source = ASTSource(
+        fn=function,
+        signature={n: f"*{type_}" for n, (_, _, type_) in zip(names, parameters, strict=True)},
+        constexprs={},
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(names))},
+    )
+    options = {"num_warps": warps, "num_stages": stages, **OPTIONS}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def usage(cubin: bytes, kernel: str, arch: int) -> Usage:
+    """The resource usage that `cuobjdump` of Triton's package reads from a cubin."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        raise NoDisassembler()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = _USAGE.search(text)
+    assert found is not None, f"cuobjdump says nothing of {kernel}: {text}"
+    return Usage(kernel, arch, *(int(n) for n in found.groups()))
+
+
+def compile_units(
+    units: Mapping[str, Path], archs: Iterable[int], store: KernelStore, report: Report = silent
+) -> dict[str, Path]:
+    """File name -> built file: a cubin per kernel and arch, and `usage.json`, the resource usage of all."""
+    records = {}
+    for path in units.values():
+        records |= load_unit(path).KERNELS
+    jobs = [(name, arch) for arch in archs for name in records]
+    built, used = {}, []
+    for done, (name, arch) in enumerate(jobs):
+        report(f"compile for sm_{arch}", done, len(jobs))
+        cubin = compile_kernel(records[name], arch).asm["cubin"]
+        used.append(asdict(usage(cubin, name, arch)))
+        digest = digest_of("cubin", name, str(arch), cubin)
+        built[f"{name}.sm_{arch}.cubin"] = store.put(digest, ".cubin", cubin)
+    report("compile ahead of time", len(jobs), len(jobs))
+    data = json.dumps(used, indent=1, sort_keys=True).encode()
+    built["usage.json"] = store.put(digest_of("usage", data), ".json", data)
+    return built

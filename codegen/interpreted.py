@@ -1,0 +1,52 @@
+"""Triton's interpreter with the bf16 of the hardware.
+
+The interpreter holds bf16 as 16-bit integers: it cuts f32 off where a device rounds to nearest, ties to even, and
+multiplies the bits of matrices as numbers. Without what stands here, a kernel run under it would differ from the
+same kernel on a device in the last bit of every stored value, and be wrong in every matrix product.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def round_as_hardware() -> None:
+    """Makes f32 -> bf16 of the interpreter round to nearest even in this process; a second call changes nothing."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+    if getattr(convert, "rounds", False):
+        return
+
+    def converted(data, source, target, mode):
+        if source == tl.float32 and target == tl.bfloat16:
+            return bf16_bits(data)
+        if source == tl.bfloat16 and target == tl.float32:
+            return data.astype(np.uint32) << 16
+        return convert(data, source, target, mode)
+
+    plain_dot = interpreter.InterpreterBuilder.create_dot
+
+    def dot(self, a, b, d, *options):
+        return plain_dot(self, *(_widened(interpreter, tl, x) for x in (a, b)), d, *options)
+
+    converted.rounds = True
+    interpreter._convert_float = converted
+    interpreter.InterpreterBuilder.create_dot = dot
+
+
+def _widened(interpreter, tl, handle):
+    """A bf16 operand as f32, anything else as it is."""
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    wide = (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return interpreter.TensorHandle(wide, tl.float32)
+
+
+def bf16_bits(values: np.ndarray) -> np.ndarray:
+    """The nearest bf16 of f32 values, ties to even, as uint16; NaN stays NaN."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)

@@ -1,0 +1,109 @@
+"""The choices that the Triton backend leaves open, and what its cost model expects of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from codegen.expr import Expr, accesses, const, var
+from codegen.lower import Lowered
+from codegen.schedules import Schedule
+
+BLOCK_K = 256
+"""Columns of a weight row that one warp reads at a time. Part of the order of sums: never a choice."""
+FEW_ROWS = 8
+"""The most rows that are computed row by row; more rows go to the matrix units."""
+_SUMS = 16  # accumulator tiles of one warp, 8 registers a lane each
+_BANDWIDTH, _PROCESSORS, _IN_FLIGHT = 4.3e12, 132, 32 * 1024
+
+
+@dataclass(frozen=True)
+class TritonSchedule(Schedule):
+    """Choices of one kernel; none of them changes the order in which a row's products are added.
+
+    `columns` results of each row are computed together, `tiles` times in turn a program; `unroll` steps of
+    the loop over k stand together. `rows` > 0 computes on the matrix units, `rows` by `columns` results a
+    program over `block_k` at a time in `stages` stages. `chunk` rows of context are read at a time.
+    """
+
+    columns: int = 1
+    tiles: int = 1
+    unroll: int = 1
+    rows: int = 0
+    block_k: int = BLOCK_K
+    warps: int = 1
+    stages: int = 1
+    chunk: int = 32
+
+
+def width_of(lowered: Lowered) -> int | None:
+    """Columns of the tile that a store of the region reduces over; None if there is none."""
+    for store in lowered.stores:
+        probe = [var(f"probe{d}", n) for d, n in enumerate(store.value.shape)]
+        for node in accesses(store.value.at(*probe), "reduce"):
+            if accesses(node, "acc"):
+                return node.payload[2]
+    return None
+
+
+def lanes_of(lowered: Lowered) -> list[Expr]:
+    """The columns of the anchor's result that one stored column reads, as expressions of `column`."""
+    from codegen.triton_emit import element, is_tiled
+
+    found: dict[Expr, None] = {}
+    wide = lowered.dims["m"] > FEW_ROWS
+    row = var("row", lowered.dims["m"]) if wide else const(0)
+    for store in lowered.stores:
+        if not is_tiled(store):
+            column = var("column", math.prod(store.operand.type.shape[1:]))
+            _, value = element(store, row, column)
+            found.update((acc.args[1], None) for acc in accesses(value, "acc"))
+    return list(found)
+
+
+def linear_space(lowered: Lowered) -> Iterator[TritonSchedule]:
+    """Schedules of a product."""
+    width, m = width_of(lowered), lowered.dims["m"]
+    if m > FEW_ROWS:
+        rows = 16 if m <= 16 else 64
+        warps = 4 if rows == 16 else 8
+        for columns in (width,) if width else (64, 128):
+            for stages in (3, 4):
+                yield TritonSchedule(
+                    columns=max(16, columns), rows=rows, block_k=64, warps=warps, stages=stages
+                )
+        return
+    lanes = len(lanes_of(lowered))
+    for columns in (1, 2, 4, 8):
+        if columns > 1 and m * lanes * columns > _SUMS:
+            continue
+        if width:
+            yield TritonSchedule(columns=columns, tiles=width // columns)
+            continue
+        for tiles in (1, 2, 4):
+            for unroll in (1, 2):
+                yield TritonSchedule(columns=columns, tiles=tiles, unroll=unroll)
+
+
+def linear_cost(lowered: Lowered, schedule: TritonSchedule) -> float:
+    """Seconds expected: bytes over bandwidth, less where too few bytes are in flight, plus reading the row."""
+    m, n, k = (lowered.dims[d] for d in "mnk")
+    weights = lowered.direct["weight"].type.nbytes
+    if schedule.rows:
+        return (
+            weights
+            / _BANDWIDTH
+            * (1 + abs(schedule.columns - 64) / 640 + abs(schedule.stages - 3) / 100)
+        )
+    lanes = len(lanes_of(lowered))
+    registers = (
+        8 * m * lanes * schedule.columns + 8 * schedule.columns * lanes * schedule.unroll + 48
+    )
+    resident = max(1, min(32, 65536 // (32 * registers)))
+    programs = n / lanes / (schedule.columns * schedule.tiles)
+    warps = min(resident, programs / _PROCESSORS)
+    in_flight = warps * schedule.columns * lanes * BLOCK_K * (weights / (n * k)) * schedule.unroll
+    row_bytes = 2 * m * k * programs * (1 + schedule.tiles)
+    slow = max(1.0, _IN_FLIGHT / max(in_flight, 1))
+    return weights / _BANDWIDTH * slow + row_bytes / (6 * _BANDWIDTH)
