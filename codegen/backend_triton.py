@@ -80,8 +80,6 @@ class TritonBackend(Backend):
         name = lowered.anchor.target.name if lowered.anchor is not None else None
         if name == "linear":
             yield from linear_space(lowered)
-        elif name == "attention":
-            yield TritonSchedule(warps=4, chunk=32)
         else:
             yield TritonSchedule(warps=4)
 

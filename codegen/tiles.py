@@ -185,12 +185,12 @@ class TileWriter:
         return " + ".join(parts + ([str(fixed)] if fixed else []))
 
     def _inside(self, i: Expr, size: int) -> str:
-        limits, text = bounds(i), self.value(i)
+        limits, held = bounds(i), i
         if limits is None or limits[0] < 0:
-            text = f"tl.maximum({text}, 0)"
+            held = make("max", held, _int(0), format=i.format)
         if limits is None or limits[1] >= size:
-            text = f"tl.minimum({text}, {size - 1})"
-        return text
+            held = make("min", held, _int(size - 1), format=i.format)
+        return self.value(i) if held is i else self.bound(held)
 
     def load(self, pointer: str, mask: str) -> str:
         """Text of a load; lanes outside the mask read zero."""

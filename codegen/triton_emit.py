@@ -36,8 +36,10 @@ def render(template: str, **holes: object) -> str:
     return _TEMPLATES.get_template(f"{template}.j2").render(**holes)
 
 
-SPAN = 256
+SPAN = 128
 """Rows of context that one program of `attention` covers; spans start at multiples of it."""
+CHUNK = 16
+"""Rows of context that one program of `attention` reads at a time. Part of the order of sums."""
 POINTER_TYPES = {
     Format.F32: "fp32", Format.F16: "fp16", Format.BF16: "bf16", Format.I32: "i32",
     Format.I64: "i64", Format.U8: "u8", Format.BOOL: "u8",
@@ -336,10 +338,10 @@ def attention(lowered: Lowered, schedule: TritonSchedule) -> Draft:
     part = per * (power(d["d"]) + 8)
     holes = {
         "rows": d["m"], "group": per, "groups": d["g"], "heads": d["h"], "dims": d["d"],
-        "dim_block": power(d["d"]), "dim_mask": f" & ({cut})" if cut else "", "chunk": schedule.chunk,
+        "dim_block": power(d["d"]), "dim_mask": f" & ({cut})" if cut else "", "chunk": CHUNK,
         "span": SPAN, "spans": spans, "context": context, "place": place, "last": last, "sequence": sequence,
         "sequences": d["s"], "width": d["t"], "blocks": d["b"], "queries": queries, "query": query,
-        "cache": lowered.direct["cache"].name, "tables": lowered.direct["tables"].name,
+        "joint": min(16, power(spans)), "cache": lowered.direct["cache"].name, "tables": lowered.direct["tables"].name,
         "scale": repr(float(lowered.attributes["scale"])), "format": TYPES[_result(lowered)],
         "result": result, "stores": stores, "part": part, "scratch": "scratch", "counters": "counters",
     }  # fmt: skip
@@ -385,7 +387,7 @@ def body(lowered: Lowered, schedule: TritonSchedule) -> Draft:
     for store in lowered.stores:
         shape = store.operand.type.shape or (1,)
         probe = store.value.at(*(var(f"probe{i}", n) for i, n in enumerate(store.value.shape)))
-        row_wise = bool(accesses(probe, "reduce"))
+        row_wise = _reduces(probe, f"probe{len(store.value.shape) - 1}")
         lead = shape if row_wise else shape[:-1]
         size = 1 if row_wise else min(power(shape[-1]), 128 * schedule.warps)
         blocks = 1 if row_wise else -(-shape[-1] // size)
@@ -409,6 +411,15 @@ def body(lowered: Lowered, schedule: TritonSchedule) -> Draft:
         parts.append({"first": first, "last": first + programs, "body": lines})
         first += programs
     return Draft("body", {"parts": parts}, (first,), schedule.warps)
+
+
+def _reduces(value: Expr, last: str) -> bool:
+    """True if an element reduces a row that its last index chooses: then each element is a program's work."""
+
+    def reads(node: Expr) -> bool:
+        return any(n.op == "var" and n.payload[0] == last for n in node.walk())
+
+    return any(n.op == "reduce" or (n.op == "stat" and reads(n)) for n in value.walk())
 
 
 EMITTERS: dict[str, Callable[[Lowered, TritonSchedule], Draft]] = {

@@ -15,6 +15,7 @@ BLOCK_K = 256
 FEW_ROWS = 8
 """The most rows that are computed row by row; more rows go to the matrix units."""
 _SUMS = 16  # accumulator tiles of one warp, 8 registers a lane each
+_REGISTERS = 240
 _BANDWIDTH, _PROCESSORS, _IN_FLIGHT = 4.3e12, 132, 32 * 1024
 
 
@@ -24,7 +25,7 @@ class TritonSchedule(Schedule):
 
     `columns` results of each row are computed together, `tiles` times in turn a program; `unroll` steps of
     the loop over k stand together. `rows` > 0 computes on the matrix units, `rows` by `columns` results a
-    program over `block_k` at a time in `stages` stages. `chunk` rows of context are read at a time.
+    program over `block_k` at a time in `stages` stages.
     """
 
     columns: int = 1
@@ -34,7 +35,6 @@ class TritonSchedule(Schedule):
     block_k: int = BLOCK_K
     warps: int = 1
     stages: int = 1
-    chunk: int = 32
 
 
 def width_of(lowered: Lowered) -> int | None:
@@ -83,7 +83,14 @@ def linear_space(lowered: Lowered) -> Iterator[TritonSchedule]:
             continue
         for tiles in (1, 2, 4):
             for unroll in (1, 2):
+                if registers(m, lanes, columns, unroll) > _REGISTERS:
+                    continue
                 yield TritonSchedule(columns=columns, tiles=tiles, unroll=unroll)
+
+
+def registers(m: int, lanes: int, columns: int, unroll: int) -> int:
+    """About how many registers a lane wants: sums, weights in flight, rows in flight, addresses."""
+    return 8 * m * lanes * columns + 4 * (lanes * columns + m) * unroll + 64
 
 
 def linear_cost(lowered: Lowered, schedule: TritonSchedule) -> float:

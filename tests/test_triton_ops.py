@@ -13,9 +13,27 @@ from codegen.triton_schedule import TritonSchedule
 from ir.format import Format
 from ir.graph import DECODE, GraphKey, Mode
 from ir.ops import (
-    add, add_bias, advance, argmax, attention, columns, concat, embed, kv_write, lane, linear,
-    mask_logits, merge_heads, rms_norm, rope, select_rows, sigmoid_gate, silu_mul, slot_at,
-    split_heads, take,
+    add,
+    add_bias,
+    advance,
+    argmax,
+    attention,
+    columns,
+    concat,
+    embed,
+    kv_write,
+    lane,
+    linear,
+    mask_logits,
+    merge_heads,
+    rms_norm,
+    rope,
+    select_rows,
+    sigmoid_gate,
+    silu_mul,
+    slot_at,
+    split_heads,
+    take,
 )  # fmt: skip
 from ir.ops.choose import finish_argmax, tile_argmax
 from ir.tensor import PackedTensor, unpacked
@@ -112,9 +130,7 @@ def test_concat_of_norms_in_front(m: int, n: int) -> None:
     def program(s) -> None:
         e = embed(s.input("ids", m), s.weight("table"), working=BF16)
         h = s.input("hidden", m, n, format=BF16)
-        x = concat(
-            rms_norm(e, s.weight("a"), eps=1e-5), rms_norm(h, s.weight("b"), eps=1e-5)
-        )
+        x = concat(rms_norm(e, s.weight("a"), eps=1e-5), rms_norm(h, s.weight("b"), eps=1e-5))
         s.output("y", linear(x, s.weight("w")))
 
     weights = {
@@ -175,7 +191,9 @@ def _cache(blocks: int, groups: int, dim: int, dtype=torch.bfloat16) -> torch.Te
     return randn(blocks, 2, groups, 16, dim, seed=11, dtype=dtype)
 
 
-def _attention(m: int, heads: int, groups: int, dim: int, width: int, sequences: int = 1, dtype=BF16):
+def _attention(
+    m: int, heads: int, groups: int, dim: int, width: int, sequences: int = 1, dtype=BF16
+):
     def program(s) -> None:
         q = s.input("q", m, heads, dim, format=BF16)
         y = attention(
