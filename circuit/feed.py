@@ -37,7 +37,7 @@ def feed(
     """
     count = types["ids"].shape[0]
     assert len(rows) <= count, f"{len(rows)} rows do not fit {key}"
-    made = {n: np.zeros(t.shape, t.format.storage) for n, t in types.items()}
+    made = {n: np.zeros(t.shape, "f4" if t.format.is_float else "i4") for n, t in types.items()}
     made["indices"][:] = -1
     for at, row in enumerate(rows):
         made["ids"][at] = row.token

@@ -36,7 +36,10 @@ class NoDisassembler(CircuitError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel uses of a device: registers a thread, bytes of stack, of shared and of local memory."""
+    """What one kernel uses of a device: registers a thread, bytes of stack, of shared and of local memory.
+
+    `shared` is what the cubin reserves, `asked` what a launch asks for besides.
+    """
 
     kernel: str
     arch: int
@@ -44,6 +47,7 @@ class Usage:
     stack: int
     shared: int
     local: int
+    asked: int
 
     @property
     def spills(self) -> bool:
@@ -81,21 +85,21 @@ def compile_kernel(record: tuple[Any, ...], arch: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def usage(cubin: bytes, kernel: str, arch: int) -> Usage:
-    """The resource usage that `cuobjdump` of Triton's package reads from a cubin."""
+def usage(compiled: Any, kernel: str, arch: int) -> Usage:
+    """The resource usage that `cuobjdump` of Triton's package reads from a compiled kernel's cubin."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not tool.exists():
         raise NoDisassembler()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(compiled.asm["cubin"])
         file.flush()
         command = [str(tool), "--dump-resource-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = _USAGE.search(text)
     assert found is not None, f"cuobjdump says nothing of {kernel}: {text}"
-    return Usage(kernel, arch, *(int(n) for n in found.groups()))
+    return Usage(kernel, arch, *map(int, found.groups()), compiled.metadata.shared)
 
 
 def compile_units(
@@ -109,8 +113,9 @@ def compile_units(
     built, used = {}, []
     for done, (name, arch) in enumerate(jobs):
         report(f"compile for sm_{arch}", done, len(jobs))
-        cubin = compile_kernel(records[name], arch).asm["cubin"]
-        used.append(asdict(usage(cubin, name, arch)))
+        compiled = compile_kernel(records[name], arch)
+        used.append(asdict(usage(compiled, name, arch)))
+        cubin = compiled.asm["cubin"]
         digest = digest_of("cubin", name, str(arch), cubin)
         built[f"{name}.sm_{arch}.cubin"] = store.put(digest, ".cubin", cubin)
     report("compile ahead of time", len(jobs), len(jobs))

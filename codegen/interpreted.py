@@ -7,7 +7,7 @@ same kernel on a device in the last bit of every stored value, and be wrong in e
 
 from __future__ import annotations
 
-import numpy as np
+from ir.bits import bf16_bits, bf16_values
 
 
 def round_as_hardware() -> None:
@@ -23,7 +23,7 @@ def round_as_hardware() -> None:
         if source == tl.float32 and target == tl.bfloat16:
             return bf16_bits(data)
         if source == tl.bfloat16 and target == tl.float32:
-            return data.astype(np.uint32) << 16
+            return bf16_values(data).view("uint32")
         return convert(data, source, target, mode)
 
     plain_dot = interpreter.InterpreterBuilder.create_dot
@@ -40,13 +40,4 @@ def _widened(interpreter, tl, handle):
     """A bf16 operand as f32, anything else as it is."""
     if handle.dtype.scalar != tl.bfloat16:
         return handle
-    wide = (handle.data.astype(np.uint32) << 16).view(np.float32)
-    return interpreter.TensorHandle(wide, tl.float32)
-
-
-def bf16_bits(values: np.ndarray) -> np.ndarray:
-    """The nearest bf16 of f32 values, ties to even, as uint16; NaN stays NaN."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    return interpreter.TensorHandle(bf16_values(handle.data), tl.float32)

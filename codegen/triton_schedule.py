@@ -83,7 +83,7 @@ def linear_space(lowered: Lowered) -> Iterator[TritonSchedule]:
             continue
         for tiles in (1, 2, 4):
             for unroll in (1, 2):
-                if registers(m, lanes, columns, unroll) > _REGISTERS:
+                if unroll > 1 and (m > 4 or registers(m, lanes, columns, unroll) > _REGISTERS):
                     continue
                 yield TritonSchedule(columns=columns, tiles=tiles, unroll=unroll)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ir.format import TensorType
+from ir.bits import bf16_bits
+from ir.format import Format, TensorType
 from ir.key import GraphKey
 from runners.errors import InputMismatch, OutOfMemory
 
@@ -47,13 +48,18 @@ class StaticBuffer:
 
     def fits(self, given: np.ndarray) -> bool:
         """True if `given` has the buffer's shape and a dtype that converts to the buffer's kind."""
-        return given.shape == self.type.shape and np.can_cast(
-            given.dtype, self.array.dtype, "same_kind"
+        return given.shape == self.type.shape and (
+            self._rounds(given) or np.can_cast(given.dtype, self.array.dtype, "same_kind")
         )
+
+    def _rounds(self, given: np.ndarray) -> bool:
+        """True for real numbers that a bf16 buffer rounds; its bits are taken as they are."""
+        return self.type.format is Format.BF16 and given.dtype.kind == "f"
 
     def write(self, value: object) -> None:
         """Copies `value` (an array or a host tensor) into the buffer."""
-        self.array[...] = value
+        given = np.asarray(value)
+        self.array[...] = bf16_bits(given) if self._rounds(given) else given
 
     def read(self) -> np.ndarray:
         """The buffer itself, not a copy: it holds these values until the next step."""

@@ -39,6 +39,10 @@ class DeviceState:
     def __setitem__(self, index: Any, values: Any) -> None:
         self.tensor[index] = as_tensor(values, self.type).to(self.tensor)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """A host copy of the whole state."""
+        return host_bits(self.tensor) if dtype is None else host_bits(self.tensor).astype(dtype)
+
     def raw(self) -> torch.Tensor:
         """All bytes, uint8."""
         return self.tensor.reshape(-1).view(torch.uint8)

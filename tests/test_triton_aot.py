@@ -1,0 +1,51 @@
+"""Every kernel of programs of real sizes compiles for three architectures without a device, and none spills."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from triton_shapes import ARCHS, KEYS
+
+HERE = Path(__file__).parent
+SHARED_LIMIT = 160 * 1024  # bytes a block may ask for on the smallest of the three
+
+
+def start(model: str) -> subprocess.Popen[str]:
+    """A process that compiles the kernels of `model`."""
+    environment = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE)])
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "triton_shapes.py"), model],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, list[dict]]:
+    """What each kernel of each model uses; the models are compiled side by side."""
+    started = {model: start(model) for model in KEYS}
+    found = {}
+    for model, process in started.items():
+        out, problems = process.communicate()
+        assert process.returncode == 0, problems
+        found[model] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("model", KEYS)
+def test_no_kernel_spills(compiled: dict[str, list[dict]], model: str) -> None:
+    found = compiled[model]
+    assert {row["arch"] for row in found} == set(ARCHS)
+    for row in found:
+        assert row["stack"] == 0 and row["local"] == 0, row
+        assert 0 < row["registers"] <= 255 and row["shared"] + row["asked"] <= SHARED_LIMIT, row
+
+
+def test_a_draft_step_is_nine_launches(compiled: dict[str, list[dict]]) -> None:
+    rows = [r for r in compiled["head"] if r["label"].startswith("DECODE ") and r["arch"] == 90]
+    assert len(rows) == 9
