@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from circuit.backends import working_format
 from circuit.models.checkpoint import Checkpoint, load_target
 from circuit.models.convert import WeightOption, converted
 from circuit.models.target import target_binding, target_keys, target_side
@@ -35,10 +36,12 @@ def bind(checkpoint: Checkpoint, heads: Sequence[HeadWeights], choices: Choices)
     """The target's binding and one per module of the head, over weights in the chosen format."""
     tensors = converted(checkpoint.tensors, WeightOption(choices.weights))
     asks_normed = any(h.contract.target_hidden is StreamPoint.POST_NORM for h in heads)
+    working = working_format(choices.backend, choices.weights)
     keys = target_keys(batches=choices.batches, chunk=choices.chunk)
     bindings: dict[str, Binding] = {
         TARGET: target_binding(
-            checkpoint.config, tensors, choices.context, keys, normed_hidden=asks_normed
+            checkpoint.config, tensors, choices.context, keys, normed_hidden=asks_normed,
+            working=working,
         )
     }
     side = target_side(checkpoint.config, tensors, choices.context)

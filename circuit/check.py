@@ -39,7 +39,7 @@ def check_artifact(
     wanted = parse_keys(keys)
     loaded = Loaded.read(folder, verify=True)
     bound = rebind(loaded.artifact)
-    runners = loaded.runners(threads, sequences=2)
+    runners, free_shared = loaded.runners(threads, sequences=2)
     checks: dict[str, PartCheck] = {}
     try:
         with screen.progress("check") as report:
@@ -50,7 +50,7 @@ def check_artifact(
     finally:
         for runner in runners.values():
             runner.close()
-        runners[TARGET].team.close()
+        free_shared()
     complete = {n: wanted is None or runners[n].keys <= wanted for n in checks}
     problems = [p for name, check in checks.items() for p in check.problems(complete[name])]
     record = _record(checks, problems)

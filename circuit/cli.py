@@ -97,6 +97,9 @@ def compile(
     batch: Annotated[
         str, typer.Option("--batch", help="Widths of the programs for several sequences.")
     ] = "2,4,8,16",
+    archs: Annotated[
+        str, typer.Option("--archs", help="Compile Triton kernels ahead of time too: 80,90,100.")
+    ] = "",
     check: Annotated[
         bool, typer.Option("--check", help="Check each pass by its meaning, then the result.")
     ] = False,
@@ -110,7 +113,7 @@ def compile(
 
         request = CompileRequest.read(
             model=model, out=out, draft=draft, weights=weights.value, backend=backend.value,
-            context=context, batch=batch, check=check,
+            context=context, batch=batch, archs=archs, check=check,
         )  # fmt: skip
         return compile_model(request, screen)
 

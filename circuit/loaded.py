@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
-from circuit import options
+from circuit.backends import RUNNERS, Opened
 from circuit.engine.engine import Engine
 from circuit.models.tokenizer import Tokenizer
 from circuit.recipe import TARGET, TOKENIZER, HeadRecord, Recipe, draft_part
@@ -19,8 +19,7 @@ from proposers.base import DraftProposer
 from proposers.levers import ModelLevers
 from proposers.mtp import MtpHead
 from proposers.multi_module import MultiModuleMtpHead
-from runners.base import DraftRunner, Runner
-from runners.native import NativeRunner, Team
+from runners.base import DraftRunner
 
 
 class NoRecipe(NotAnArtifact):
@@ -68,15 +67,12 @@ class Loaded:
         """The digest of the whole artifact: programs, weights, choices."""
         return self.artifact.manifest["digest"]
 
-    def runners(self, threads: int | None = None, *, sequences: int = 1) -> dict[str, Runner]:
-        """A native runner for each part, on one team of threads, with room for `sequences` contexts."""
+    def runners(self, threads: int | None = None, *, sequences: int = 1) -> Opened:
+        """A runner of compiled programs for each part, with room for `sequences` contexts, and the call that
+        frees what they share."""
         parts = self.artifact.parts
-        team = Team(parts[TARGET], options.threads(threads))
-        made: dict[str, Runner] = {}
-        for name, part in parts.items():
-            blocks = 1 + sequences * -(-part.context // 16)
-            made[name] = NativeRunner(part, team=team, blocks=blocks)
-        return made
+        blocks = {n: 1 + sequences * -(-p.context // 16) for n, p in parts.items()}
+        return RUNNERS[self.recipe.choices.backend](parts, threads, blocks)
 
 
 def compiled_head(record: HeadRecord, runner: DraftRunner, levers: ModelLevers) -> MtpHead:
@@ -101,7 +97,7 @@ def compiled_engine(
     loaded: Loaded, threads: int | None, levers: ModelLevers, *, draft: bool = True
 ) -> tuple[Engine, Callable[[], None]]:
     """An engine over the compiled programs, and the call that frees them."""
-    runners = loaded.runners(threads)
+    runners, free_shared = loaded.runners(threads)
     modules: list[MtpHead] = []
     if draft:
         modules = [
@@ -114,6 +110,6 @@ def compiled_engine(
             module.set_circuit_draft(None)
         for runner in runners.values():
             runner.close()
-        next(iter(runners.values())).team.close()
+        free_shared()
 
     return Engine(runners[TARGET], whole_head(modules)), close

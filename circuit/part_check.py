@@ -81,7 +81,7 @@ def eager_pair(bound: Bound, name: str, context: int) -> tuple[EagerRunner, Eage
     from ir.passes.manager import run_pipeline
     from runners.eager import EagerRunner
 
-    facts = BACKENDS[bound.backend]().pass_facts()
+    facts = BACKENDS[bound.backend](()).pass_facts()
     plain, oracle = (
         EagerRunner(
             bound.bindings[name], prepare=lambda graph: run_pipeline(graph, facts),

@@ -39,10 +39,11 @@ class CompileRequest:
     backend: str
     context: int | None
     batches: tuple[int, ...]
+    archs: tuple[int, ...]
     check: bool
 
     @staticmethod
-    def read(*, batch: str, **given: object) -> CompileRequest:
+    def read(*, batch: str, archs: str = "", **given: object) -> CompileRequest:
         """The request that the options stand for; BadOption if a width cannot be read."""
         words = [word.strip() for word in batch.split(",") if word.strip()]
         wrong = [w for w in words if not w.isdigit() or not 2 <= int(w) <= WIDEST_BATCH]
@@ -51,7 +52,21 @@ class CompileRequest:
                 name="--batch", given=batch, problem=f"{wrong[0]} is not a width from 2 to 64",
                 advice="Give widths as 2,4,8, or an empty text for none.",
             )  # fmt: skip
-        return CompileRequest(batches=tuple(sorted({int(w) for w in words})), **given)
+        return CompileRequest(
+            batches=tuple(sorted({int(w) for w in words})), archs=_archs(archs), **given
+        )
+
+
+def _archs(given: str) -> tuple[int, ...]:
+    """Compute capabilities such as 80 and 90; BadOption if one cannot be read."""
+    words = [word.strip().removeprefix("sm_") for word in given.split(",") if word.strip()]
+    wrong = [w for w in words if not w.isdigit() or int(w) < 80]
+    if wrong:
+        raise BadOption(
+            name="--archs", given=given, problem=f"{wrong[0]} is not an architecture from sm_80 on",
+            advice="Give architectures as 80,90,100, or an empty text for none.",
+        )  # fmt: skip
+    return tuple(sorted({int(w) for w in words}))
 
 
 def compile_model(request: CompileRequest, screen: Screen) -> Record:
@@ -69,7 +84,7 @@ def compile_model(request: CompileRequest, screen: Screen) -> Record:
     check_free(request.out)
     head_path = head_source(request.draft)
     source = model_source(request.model, screen)
-    backend = BACKENDS[request.backend]()
+    backend = BACKENDS[request.backend](request.archs)
     began = time.perf_counter()
     with screen.progress("compile") as report:
         heads = load_head(head_path) if head_path else []

@@ -112,7 +112,7 @@ def graph_text(loaded: Loaded, part: Part, request: ShowRequest) -> str:
 
     bound, seen = rebind(loaded.artifact), {}
     graph = bound.bindings[part.name].graph(request.key)
-    facts = BACKENDS[loaded.recipe.choices.backend]().pass_facts()
+    facts = BACKENDS[loaded.recipe.choices.backend](()).pass_facts()
     run_pipeline(graph, facts, observers=[lambda name, after: seen.update({name: text(after)})])
     return seen[LEVELS[request.level]]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,6 +187,18 @@ class TritonRunner(DraftRunner):
             outputs = {n: shaped(raws[i], plan.buffers[i].type) for n, i in plan.outputs}
             self._resolved[key] = Resolved(plan, calls, staged, outputs)
         return self._resolved[key]
+
+    @contextmanager
+    def substituted(self, key: GraphKey, number: int, data: np.ndarray) -> Iterator[None]:
+        """Until the block ends, weight `number` of the plan of `key` holds `data` instead of its own bytes."""
+        self.resolve(key)
+        weight = self._memory[f"weight.{self.plan(key).buffers[number].name}"]
+        kept = weight.clone()
+        weight.copy_(torch.from_numpy(np.array(data)))
+        try:
+            yield
+        finally:
+            weight.copy_(kept)
 
     def _units(self) -> dict[str, Any]:
         """The generated modules of the part by file name."""

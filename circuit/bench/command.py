@@ -55,9 +55,9 @@ def bench_artifact(request: BenchRequest, screen: Screen) -> Record:
         from circuit.bench.text import bench_texts
 
         return bench_texts(loaded, request, screen) | {"machine": machine(request.threads)}
-    runners = loaded.runners(request.threads, sequences=2)
+    runners, free_shared = loaded.runners(request.threads, sequences=2)
     notes: list[str] = []
-    closers = [runner.close for runner in runners.values()]
+    closers = [*(runner.close for runner in runners.values()), free_shared]
     rates: list[float] = []
     try:
         with screen.progress("bench") as report:

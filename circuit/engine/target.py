@@ -67,4 +67,5 @@ class Target:
         out = self.runner.step(key, ids=padded(np.array(ids, np.int32), key.rows), **inputs)
         if self.hidden_output not in out:
             raise HiddenMissing(output=self.hidden_output)
-        return Scored([int(t) for t in out["tokens"]], out["logits"], out[self.hidden_output])
+        tokens = self.runner.read(out["tokens"]).tolist()
+        return Scored(tokens, out["logits"], out[self.hidden_output])
