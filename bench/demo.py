@@ -41,7 +41,9 @@ def main() -> None:
     print("\nthe two texts are", "equal, token for token" if len(set(texts)) == 1 else "NOT equal")
     command("bench", given.out, "--peers", "eager,llama.cpp", "--keys", STEPS, "--runs", "9")
     command("show", given.out, "--format", "html", "-o", f"{given.out}.html")
-    print(f"\n{time.monotonic() - began:.0f} s; the artifact is in {given.out}, a page in {given.out}.html")
+    print(
+        f"\n{time.monotonic() - began:.0f} s; the artifact is in {given.out}, a page in {given.out}.html"
+    )
     raise SystemExit(0 if len(set(texts)) == 1 else 1)
 
 

@@ -141,9 +141,7 @@ def _strip(view: PlanView, y: int, moved: int) -> str:
     for number, n in enumerate(view.plan.launches):
         width = WIDTH * n.bytes / max(1, moved)
         tip = f"{number}: {n.label}, {amount(n.bytes, 'B')}, {amount(n.flops, 'flop')}"
-        parts.append(
-            _rect(x, y, width, STRIP, view.groups[n.kernel].colour, tip, stroke=width > 3)
-        )
+        parts.append(_rect(x, y, width, STRIP, view.groups[n.kernel].colour, tip, stroke=width > 3))
         x += width
     return "".join(parts)
 
@@ -173,9 +171,16 @@ def _arena(view: PlanView, y: int) -> tuple[str, int]:
     steps = min(len(plan.launches), MOST_STEPS)
     shown = [life for life in view.lives if life.first < steps]
     size = max((life.offset + life.nbytes for life in shown), default=0)
-    note = f", launches 0 to {steps - 1} of {len(plan.launches)}" if steps < len(plan.launches) else ""
+    note = (
+        f", launches 0 to {steps - 1} of {len(plan.launches)}" if steps < len(plan.launches) else ""
+    )
     parts = [
-        _text(MARGIN, y + 12, f"What lives in the arena (across: launches{note}; down: addresses)", fill=FAINT),
+        _text(
+            MARGIN,
+            y + 12,
+            f"What lives in the arena (across: launches{note}; down: addresses)",
+            fill=FAINT,
+        ),
         _rect(MARGIN, y + 22, WIDTH, ARENA, PANEL, ""),
     ]
     if not size:
@@ -190,11 +195,24 @@ def _arena(view: PlanView, y: int) -> tuple[str, int]:
         parts.append(_rect(x + 1, top + 0.5, width - 2, height - 1, colour, tip, round_=2))
         if width > 60 and height > 13:
             parts.append(
-                _text(x + 7, top + min(height / 2 + 4, 14), _short(life.name, width), fill="#fff", size=11)
+                _text(
+                    x + 7,
+                    top + min(height / 2 + 4, 14),
+                    _short(life.name, width),
+                    fill="#fff",
+                    size=11,
+                )
             )
     for step in range(0, steps, 5 if steps > 20 else 1):
         parts.append(
-            _text(MARGIN + (step + 0.5) * column, y + ARENA + 36, str(step), anchor="middle", fill=FAINT, size=11)
+            _text(
+                MARGIN + (step + 0.5) * column,
+                y + ARENA + 36,
+                str(step),
+                anchor="middle",
+                fill=FAINT,
+                size=11,
+            )
         )
     return "".join(parts), ARENA + 44
 

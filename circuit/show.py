@@ -150,9 +150,9 @@ def launch_table(plan: Plan) -> str:
     for first, length, times in repeats([n.kernel for n in plan.launches]):
         for at in range(first, first + length):
             n = plan.launches[at]
-            share = sum(
-                plan.launches[at + length * turn].bytes for turn in range(times)
-            ) / max(1, sum(m.bytes for m in plan.launches))
+            share = sum(plan.launches[at + length * turn].bytes for turn in range(times)) / max(
+                1, sum(m.bytes for m in plan.launches)
+            )
             rows.append(
                 [f"{at:>3} {n.label}", f"x{times}" if times > 1 else "", f"{amount(n.bytes)}B",
                  f"{share:.1%}", f"{amount(n.flops)}flop", " ".join(n.numerics)]

@@ -168,9 +168,7 @@ class CppBackend(Backend):
 
     # -- code --------------------------------------------------------------------------------------
 
-    def emit(
-        self, lowered: Lowered, schedule: CppSchedule, layouts: Mapping[str, str]
-    ) -> Kernel:
+    def emit(self, lowered: Lowered, schedule: CppSchedule, layouts: Mapping[str, str]) -> Kernel:
         """The kernel of the region."""
         return emit_kernel(lowered, schedule, layouts)
 
@@ -190,9 +188,7 @@ class CppBackend(Backend):
         headers = {name: (FOLDER / name).read_text() for name in HEADERS}
         flags = (*_FLAGS, *self._machine_flags())
         team = {"team": (FOLDER / "team.cpp").read_text()}
-        objects = compile_objects(
-            self.compiler, {**team, **units}, flags, headers, store, report
-        )
+        objects = compile_objects(self.compiler, {**team, **units}, flags, headers, store, report)
         link = ("-pthread",)
         shared = {"team": objects.pop("team")}
         return {

@@ -239,4 +239,3 @@ def addressed(e: Expr, places: Mapping[str, Place]) -> Expr:
         return make("load", position, format=node.format, payload=node.payload)
 
     return rewritten(e, rule)
-

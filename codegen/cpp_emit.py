@@ -59,9 +59,7 @@ def emit_kernel(lowered: Lowered, schedule: CppSchedule, layouts: Mapping[str, s
 class _Region:
     """A lowered region with the C++ names of its operands."""
 
-    def __init__(
-        self, lowered: Lowered, schedule: CppSchedule, layouts: Mapping[str, str]
-    ) -> None:
+    def __init__(self, lowered: Lowered, schedule: CppSchedule, layouts: Mapping[str, str]) -> None:
         self.lowered = lowered
         self.schedule = schedule
         self.places = {o.name: Place(o, layouts.get(o.name)) for o in lowered.reads}
@@ -70,10 +68,14 @@ class _Region:
     def kernel(self, template: str, scratch: int = 0, **holes: object) -> Kernel:
         """The filled template under a name made from what it does and what it says."""
         written = self.lowered.anchor is not None and self.lowered.anchor.target.kind is Kind.STATE
-        state = self.lowered.direct.get(self.lowered.anchor.target.signature.names[0]) if written else None
-        operands = [
-            (place, place.operand is not state) for place in self.places.values()
-        ] + [(Place(o), False) for o in self.lowered.writes]
+        state = (
+            self.lowered.direct.get(self.lowered.anchor.target.signature.names[0])
+            if written
+            else None
+        )
+        operands = [(place, place.operand is not state) for place in self.places.values()] + [
+            (Place(o), False) for o in self.lowered.writes
+        ]
         source = templates().get_template(f"{template}.j2").render(
             label=self.lowered.label, operands=operands,
             dims=self.dims, schedule=self.schedule, types=TYPES, scratch=bool(scratch), **holes,
@@ -154,7 +156,9 @@ def _linear(region: _Region) -> Kernel:
     if direct is None:
         prologue = [
             *scope.stats(low.stats, (row(m),)),
-            *scope.fill(region.argument("x"), (row(m),), lambda i, t: f"x[{_last(scope, i)}] = {t};"),
+            *scope.fill(
+                region.argument("x"), (row(m),), lambda i, t: f"x[{_last(scope, i)}] = {t};"
+            ),
         ]
     return region.kernel(
         "linear", m * row_bytes if shared else 0, weight=weight, direct=direct, shared=shared,
@@ -201,9 +205,7 @@ def _attention(region: _Region) -> Kernel:
     index = (row(m), head)
     query = [
         *scope.stats(low.stats, index),
-        *scope.fill(
-            region.argument("q"), index, lambda i, x: f"head.q[{_last(scope, i)}] = {x};"
-        ),
+        *scope.fill(region.argument("q"), index, lambda i, x: f"head.q[{_last(scope, i)}] = {x};"),
     ]
     result = Scope(region.places, lambda i: f"head.acc[{i[-1]}]")
     epilogue = []
@@ -232,7 +234,9 @@ def _kv_write(region: _Region) -> Kernel:
     index = (row(m), row(g, "g"))
     lines = {
         name: scope.fill(
-            region.argument(name), index, lambda i, x, to=name: f"keep({to} + {_last(scope, i)}, {x});"
+            region.argument(name),
+            index,
+            lambda i, x, to=name: f"keep({to} + {_last(scope, i)}, {x});",
         )
         for name in ("k", "v")
     }

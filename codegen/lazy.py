@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from codegen.expr import Expr, const, iadd, idiv, imod, imul, less, make, var
+from codegen.expr import Expr, const, iadd, idiv, imod, imul, make, var
 from ir.tensor import Format
 
 Index = tuple[Expr, ...]
@@ -20,7 +20,8 @@ _NARROW = (Format.BF16, Format.F16)
 _RANK = {Format.BOOL: 0, Format.U8: 1, Format.I32: 2, Format.I64: 3, Format.F32: 6, Format.F64: 7}
 
 
-def _promote(a: Format, b: Format) -> Format:
+def promote(a: Format, b: Format) -> Format:
+    """The format of arithmetic on elements of `a` and `b`, as torch promotes them."""
     if a == b:
         return a
     if a in _NARROW or b in _NARROW:
@@ -66,7 +67,8 @@ class Lazy:
             format = Format.F32 if isinstance(value, float) else Format.I32
         return Lazy((), format, lambda _: const(value, format))
 
-    def _broadcast(self, shape: tuple[int, ...]) -> Callable[[Index], Expr]:
+    def broadcast(self, shape: tuple[int, ...]) -> Callable[[Index], Expr]:
+        """The element at an index of the wider `shape`."""
         lead = len(shape) - len(self.shape)
         return lambda index: self.at(*index[lead:])
 
@@ -76,10 +78,10 @@ class Lazy:
             other = Lazy.of(other, self.format if keep else Format.F32)
         a, b = (other, self) if swap else (self, other)
         shape = torch.broadcast_shapes(a.shape, b.shape)
-        format = _promote(a.format, b.format)
+        format = promote(a.format, b.format)
         if op == "div" and not format.is_float:
             format = Format.F32
-        left, right = a._broadcast(shape), b._broadcast(shape)
+        left, right = a.broadcast(shape), b.broadcast(shape)
 
         def at(index: Index) -> Expr:
             x, y = cast(left(index), wide(format)), cast(right(index), wide(format))
@@ -88,7 +90,8 @@ class Lazy:
 
         return Lazy(shape, result or format, at)
 
-    def _unary(self, op: str) -> Lazy:
+    def unary(self, op: str) -> Lazy:
+        """The function `op` of each element."""
         return Lazy(
             self.shape, self.format,
             lambda i: cast(make(op, cast(self.at(*i), wide(self.format)), format=wide(self.format)),
@@ -145,7 +148,7 @@ class Lazy:
     __hash__ = object.__hash__
 
     def __neg__(self):
-        return self._unary("neg")
+        return self.unary("neg")
 
     def square(self):
         """Each element times itself."""
@@ -280,7 +283,9 @@ class Lazy:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        handler = _FUNCTIONS.get(function)
+        from codegen.lazy_functions import FUNCTIONS
+
+        handler = FUNCTIONS.get(function)
         if handler is None:
             raise Unprintable(f"no kernel can be printed from {function}")
         return handler(*args, **(kwargs or {}))
@@ -312,84 +317,3 @@ def _apply(op: str, x: Expr, y: Expr, format: Format) -> Expr:
         if number is not None and number > 0 and op in ("floordiv", "mod"):
             return idiv(x, number) if op == "floordiv" else imod(x, number)
     return make(op, x, y, format=format)
-
-
-def _embedding(ids: Lazy, table: Lazy, **_options: object) -> Lazy:
-    shape = (*ids.shape, *table.shape[1:])
-    rank = len(ids.shape)
-    return Lazy(shape, table.format, lambda i: table.at(ids.at(*i[:rank]), *i[rank:]))
-
-
-def _where(condition: Lazy, a, b) -> Lazy:
-    format = next(x.format for x in (a, b) if isinstance(x, Lazy))
-    if isinstance(a, Lazy) and isinstance(b, Lazy):
-        format = _promote(a.format, b.format)
-    elif isinstance(b, float) and not format.is_float:
-        format = Format.F32
-    a, b = Lazy.of(a, format), Lazy.of(b, format)
-    shape = torch.broadcast_shapes(condition.shape, a.shape, b.shape)
-    parts = [x._broadcast(shape) for x in (condition, a, b)]
-
-    def at(index: Index) -> Expr:
-        test, x, y = (part(index) for part in parts)
-        return make("where", test, cast(x, format), cast(y, format), format=format)
-
-    return Lazy(shape, format, at)
-
-
-def _cat(values, dim: int = -1) -> Lazy:
-    assert dim == -1
-    values = [v for v in values if v.shape[-1]]
-    lead, total = values[0].shape[:-1], sum(v.shape[-1] for v in values)
-
-    def at(index: Index) -> Expr:
-        column, start, chosen, tests = index[-1], 0, [], []
-        for v in values:
-            test = less(column, start + v.shape[-1])
-            if test is not False:
-                chosen.append(v.at(*index[:-1], iadd(column, -start)))
-                tests.append(test)
-            if test is True:
-                break
-            start += v.shape[-1]
-        result = chosen[-1]
-        for test, value in zip(tests[-2::-1], chosen[-2::-1]):
-            result = make("where", test, value, result, format=value.format)
-        return result
-
-    return Lazy((*lead, total), values[0].format, at)
-
-
-def _pad(x: Lazy, pads, mode: str = "constant", value: float = 0.0) -> Lazy:
-    assert mode == "constant" and len(pads) == 2 and pads[0] == 0
-    width = x.shape[-1]
-
-    def at(index: Index) -> Expr:
-        test = less(index[-1], width)
-        filler = const(value, x.format)
-        if isinstance(test, bool):
-            return x.at(*index) if test else filler
-        return make("where", test, x.at(*index), filler, format=x.format)
-
-    return Lazy((*x.shape[:-1], width + pads[1]), x.format, at)
-
-
-def _take_along(x: Lazy, index: Lazy, dim: int = -1) -> Lazy:
-    assert dim == -1
-    shape = (*torch.broadcast_shapes(x.shape[:-1], index.shape[:-1]), index.shape[-1])
-    pick = index._broadcast(shape)
-    return Lazy(shape, x.format, lambda i: x.at(*i[:-1], pick(i)))
-
-
-_FUNCTIONS = {
-    torch.sigmoid: lambda x: x._unary("sigmoid"),
-    torch.rsqrt: lambda x: x._unary("rsqrt"),
-    torch.exp: lambda x: x._unary("exp"),
-    torch.log: lambda x: x._unary("log"),
-    torch.tanh: lambda x: x._unary("tanh"),
-    torch.where: _where,
-    torch.cat: _cat,
-    torch.take_along_dim: _take_along,
-    torch.nn.functional.embedding: _embedding,
-    torch.nn.functional.pad: _pad,
-}

@@ -66,17 +66,15 @@ def run(
                     layouts[name] = wanted or ROWS
     kernels = []
     for low in regions:
-        own = {
-            o.name: layouts[weight_name(o.slot)] for o in low.reads if o.role is Role.WEIGHT
-        }
-        choose = schedule or (lambda options, low=low: min(options, key=lambda s: backend.cost(low, s)))
+        own = {o.name: layouts[weight_name(o.slot)] for o in low.reads if o.role is Role.WEIGHT}
+        choose = schedule or (
+            lambda options, low=low: min(options, key=lambda s: backend.cost(low, s))
+        )
         kernels.append(backend.emit(low, choose(list(backend.schedules(low))), own))
     plan = make_plan(graph, list(zip(regions, kernels)), layouts, backend.name)
     unique = list({k.name: k for k in kernels}.values())
     built = backend.build({"unit": backend.unit(plan, unique, [])}, store)
-    slots = {
-        weight_name(s): s for s in graph.slots.values() if s.role is Role.WEIGHT
-    }
+    slots = {weight_name(s): s for s in graph.slots.values() if s.role is Role.WEIGHT}
     arena = np.full(plan.arena_bytes + 64, 0xFF, np.uint8)
     arena = arena[-arena.ctypes.data % 64 :]
     arrays = []
@@ -117,4 +115,6 @@ def raw(value: Value) -> np.ndarray:
     """The memory of a tensor."""
     data = value.data if isinstance(value, PackedTensor) else value
     assert data.is_contiguous()
-    return data.view(torch.uint8).numpy() if data.dim() else data.reshape(1).view(torch.uint8).numpy()
+    return (
+        data.view(torch.uint8).numpy() if data.dim() else data.reshape(1).view(torch.uint8).numpy()
+    )

@@ -19,7 +19,9 @@ CONTEXT = 48
 @pytest.fixture(scope="module")
 def runner():
     binding = target_binding(
-        *loaded(checkpoints.make_model("llama", seed=3)), CONTEXT, target_keys(batches=(2, 4), chunk=8)
+        *loaded(checkpoints.make_model("llama", seed=3)),
+        CONTEXT,
+        target_keys(batches=(2, 4), chunk=8),
     )
     return EagerRunner(binding, double=True, context=CONTEXT)
 

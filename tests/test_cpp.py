@@ -104,7 +104,9 @@ def test_products_are_no_worse_than_eager(store, family, group):
 
 def test_families_agree_on_every_format(store):
     """Plain C++, AVX2 and AVX-512 take the same roundings; only bf16 pairs may sum in another order."""
-    cases = [(f, 3, 64, 33) for f in (Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1)]
+    cases = [
+        (f, 3, 64, 33) for f in (Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1)
+    ]
     graph, inputs, weights = products(cases)
     first, *others = (
         run(graph, CppBackend(extensions=family), store, inputs, weights) for family in FAMILIES
@@ -112,7 +114,9 @@ def test_families_agree_on_every_format(store):
     for other in others:
         for name, value in first.items():
             exact = torch.equal(value, other[name])
-            assert exact or ("bf16" in name and torch.allclose(value, other[name], rtol=1e-4, atol=1e-4))
+            assert exact or (
+                "bf16" in name and torch.allclose(value, other[name], rtol=1e-4, atol=1e-4)
+            )
 
 
 def test_a_row_has_the_same_bytes_in_any_company(store):
@@ -231,7 +235,10 @@ def cached_attention(rows: int, heads: int, groups: int, dim: int, half: int, se
     return program
 
 
-ATTENTION = [["columns", "split_heads"] * 3 + ["slot_at", "rope", "kv_write"], ["rope", "attention"]]
+ATTENTION = [
+    ["columns", "split_heads"] * 3 + ["slot_at", "rope", "kv_write"],
+    ["rope", "attention"],
+]
 
 
 def attention_case(rows, heads, groups, dim, half, format, past, sequences=1):
@@ -264,9 +271,7 @@ def _feeds_q(node) -> bool:
     users = list(node.users)
     while users and users[0].target.name in ("split_heads", "columns"):
         users = list(users[0].users)
-    return users[0].target.name == "rope" and "attention" in {
-        u.target.name for u in users[0].users
-    }
+    return users[0].target.name == "rope" and "attention" in {u.target.name for u in users[0].users}
 
 
 @pytest.mark.parametrize(
@@ -278,7 +283,9 @@ def _feeds_q(node) -> bool:
         (2, 4, 2, 8, 4, Format.F32, 100, 2),
     ],
 )
-def test_attention_over_a_paged_cache(store, rows, heads, groups, dim, half, format, past, sequences):
+def test_attention_over_a_paged_cache(
+    store, rows, heads, groups, dim, half, format, past, sequences
+):
     graph, inputs, weights, cache = attention_case(
         rows, heads, groups, dim, half, format, past, sequences
     )

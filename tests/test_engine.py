@@ -224,9 +224,13 @@ def headed(target, **levers):
     config, tensors = loaded(model)
     tiny = heads.make_head()
     side = target_side(config, tensors, CONTEXT)
-    angles = torch.outer(torch.arange(CONTEXT).double(), 1e4 ** -(torch.arange(0, 12, 2) / 12).double())
+    angles = torch.outer(
+        torch.arange(CONTEXT).double(), 1e4 ** -(torch.arange(0, 12, 2) / 12).double()
+    )
     tiny.side = type(side)(
-        side.embedding, side.lm_head, {"rope.cos": angles.cos().float(), "rope.sin": angles.sin().float()}
+        side.embedding,
+        side.lm_head,
+        {"rope.cos": angles.cos().float(), "rope.sin": angles.sin().float()},
     )
     options = DraftOptions(CONTEXT, head_keys(batches=(), chunk=8), sequences=2)
     head = make_mtp_head(tiny.weights, tiny.side, options, levers=ModelLevers(**levers))
@@ -250,7 +254,10 @@ def test_drafter_rows_are_those_of_a_fresh_replay(target, plain, policy, rights)
     engine, tiny, head = headed(target, trim=policy)
     if rights is not None:  # the head's rows, the script's tokens
         script, made = Script(PROMPT + plain, rights), head.propose
-        head.propose = lambda request, state: (made(request, state), script.propose(request, state))[1]
+        head.propose = lambda request, state: (
+            made(request, state),
+            script.propose(request, state),
+        )[1]
     kept = []
     original = engine.target.rows
     engine.target.rows = lambda *a: (s := original(*a), kept.append(np.array(s.hidden)))[0]
