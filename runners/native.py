@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,6 +144,17 @@ class NativeRunner(DraftRunner):
             if code != 0:
                 raise StepFailed(key=key, name=self.name, code=code)
             return clock
+
+    @contextmanager
+    def substituted(self, key: GraphKey, number: int, array: np.ndarray) -> Iterator[None]:
+        """The program of `key` finds `array` in place of its buffer `number` until the block ends."""
+        with self._lock:
+            table = self._program(key).table
+        before, table[number] = table[number], array.ctypes.data
+        try:
+            yield
+        finally:
+            table[number] = before
 
     def _program(self, key: GraphKey) -> Loaded:
         """The program of `key`, its addresses resolved at the first call."""

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -10,3 +11,9 @@ settings.register_profile("ordinary", deadline=None)  # a slow machine is no fai
 settings.load_profile("ordinary")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton loads; kernels then run on the host
+
+
+@pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory):
+    """A kernel store of the whole run: what one test has built, another does not build again."""
+    return tmp_path_factory.mktemp("kernels")
