@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from codegen.backend_cpp import CppBackend
 from safetensors import safe_open
 from tiny import VERIFY_2, binding, without
 
@@ -26,6 +25,7 @@ from codegen.artifact import (
     load_artifact,
     manifest_digest,
 )
+from codegen.backend_cpp import CppBackend
 from codegen.compile import CompileOptions, weights_digest
 from codegen.plan import Plan
 from codegen.save import OutputOccupied, compile_artifact, staging

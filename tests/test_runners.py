@@ -4,12 +4,12 @@ import threading
 
 import numpy as np
 import pytest
-from codegen.backend_cpp import CppBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import BLOCKS, TABLE, VERIFY_2, VERIFY_3, VOCABULARY, binding, feed, parts_of
 
 from codegen.artifact import load_artifact
+from codegen.backend_cpp import CppBackend
 from codegen.compile import CompileOptions
 from codegen.plan import Space
 from codegen.save import compile_artifact
