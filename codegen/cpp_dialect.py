@@ -186,19 +186,23 @@ class CppPrinter(Printer):
         inner.count = self.count
         statements, (value,) = inner.print(node.args[0])
         type_ = _value_type(node.format)
-        body = "\n".join(f"      {s}" for s in statements)
-        joined = step.format(a="part[l]", b="value")
-        block = "for (int l = 0; l < {n}; l++) {{\n      const int {v} = {at} + l;\n{b}\n" \
-                "      const {t} value = {value};\n      part[l] = {j};\n    }}"  # fmt: skip
+        lane, at = f"{name}l", f"{name}b"  # names that no loop outside uses
+        lines = [f"const int {name} = {{first}} + {lane};", *statements,
+                 f"const {type_} value = {value};",
+                 f"part[{lane}] = {step.format(a=f'part[{lane}]', b='value')};"]  # fmt: skip
+
+        def block(first: str, count: int) -> str:
+            body = "\n".join(f"    {line}" for s in lines for line in s.split("\n"))
+            head = f"  for (int {lane} = 0; {lane} < {count}; {lane}++) {{\n"
+            return f"{head}{body.replace('{first}', first)}\n  }}"
+
         full, rest = extent // 16 * 16, extent % 16
         parts = [f"{type_} @RESULT@;", "{", f"  {type_} part[16];"]
-        parts.append(f"  for (int l = 0; l < 16; l++) part[l] = {start};")
-        fields = {"v": name, "b": body, "t": type_, "value": value, "j": joined}
+        parts.append(f"  for (int {lane} = 0; {lane} < 16; {lane}++) part[{lane}] = {start};")
         if full:
-            parts.append(f"  for (int b = 0; b < {full}; b += 16)\n    "
-                         + block.format(n=16, at="b", **fields))  # fmt: skip
+            parts += [f"  for (int {at} = 0; {at} < {full}; {at} += 16)", block(at, 16)]
         if rest:
-            parts.append("  " + block.format(n=rest, at=full, **fields))
+            parts.append(block(str(full), rest))
         return "\n".join([*parts, f"  @RESULT@ = {fold}(part);", "}"])
 
     def on_call(self, node: Expr, args: list[str]) -> str:

@@ -83,7 +83,8 @@ class Scope:
             lines += [head, *indented(self._element(value, (*lead, at), assign, limit))]
             lines += [] if groups > 1 else ["}"]
         if rest:
-            at = iadd(var("l", rest), iadd(origin, groups * LANES))
+            lane = var("l", rest) if rest > 1 else const(0)
+            at = iadd(lane, iadd(origin, groups * LANES))
             limit = str(rest) if live is None else f"lesser({rest}, {live} - {groups * LANES})"
             lines += self._element(value, (*lead, at), assign, limit)
         return lines
