@@ -13,7 +13,8 @@ SPLIT = "split"
 
 def pack_split(value: PackedTensor) -> np.ndarray:
     """The blocks of `value` in the layout `split`, uint8 of the same size."""
-    raw = value.data.reshape(-1, value.data.numel() // (np.prod(value.shape) // BLOCK)).numpy()
+    raw = value.data.reshape(-1, value.data.numel() // (np.prod(value.shape) // BLOCK))
+    raw = raw.cpu().numpy()
     scales = raw[:, :2]
     if value.format is Format.Q8_0:
         return np.concatenate([raw[:, 2:].reshape(-1), scales.reshape(-1)])

@@ -79,7 +79,10 @@ class Case:
                     layouts[weight_name(o.slot)] = self.backend.layout(low, o)
             kernels.append(self.backend.emit(low, choice, layouts))
         plan = make_plan(
-            self.graph, [(low, k) for (low, _), k in zip(chosen, kernels)], layouts, self.backend.name
+            self.graph,
+            [(low, k) for (low, _), k in zip(chosen, kernels)],
+            layouts,
+            self.backend.name,
         )
         unique = list({k.name: k for k in kernels}.values())
         text = self.backend.unit(plan, unique, [])

@@ -7,6 +7,7 @@ user writes: one contiguous cache per layer and `scaled_dot_product_attention` u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class TorchProgram:
     ) -> None:  # fmt: skip
         graph = binding.graph(key)
         self._inputs = [s.name for s in graph.slots.values() if s.role is Role.INPUT]
-        module = _module(graph, weights, context).eval()
+        module = torch_module(graph, weights, context).eval()
         self._call: Callable[..., dict[str, torch.Tensor]] = module
         if compiled:
             self._call = torch.compile(module, mode="max-autotune", fullgraph=True, dynamic=False)
@@ -88,10 +89,12 @@ def float_weights(binding: Binding) -> dict[str, torch.Tensor]:
     return {name: made[id(value)] for name, value in binding.weights.items()}
 
 
-def _module(
-    graph: Graph, weights: Mapping[str, torch.Tensor], context: int
-) -> torch.fx.GraphModule:
-    """The graph as a module: weights and caches are buffers, ops are their bodies."""
+def torch_module(
+    graph: Graph, weights: Mapping[str, torch.Tensor], context: int, *,
+    cache: torch.dtype = torch.float32, device: torch.device | None = None,
+    instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+) -> torch.fx.GraphModule:  # fmt: skip
+    """The graph as a module: weights and caches are buffers, ops are their bodies or what stands `instead`."""
     root, made = torch.nn.Module(), torch.fx.Graph()
     env: dict[torch.fx.Node, torch.fx.Node] = {}
     for number, node in enumerate(graph.fx.nodes):
@@ -104,11 +107,12 @@ def _module(
                 value = weights[slot.name]
             else:
                 _, _, heads, _, width = slot.type.shape
-                value = torch.zeros(2, heads, context, width)
+                value = torch.zeros(2, heads, context, width, dtype=cache, device=device)
             root.register_buffer(name, value)
             env[node] = made.get_attr(name)
         elif node.op == "call_function":
-            target = STATIC.get(op_of(node), op_of(node).body)
+            op = op_of(node)
+            target = instead.get(op) or STATIC.get(op, op.body)
             env[node] = made.call_function(target, tuple(env[a] for a in node.args), node.kwargs)
         else:
             made.output({name: env[value] for name, value in node.args[0].items()})
