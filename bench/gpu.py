@@ -44,12 +44,12 @@ HELD = 1000  # rows of context that a timed step continues
 class Clock:
     """Seconds since the start, and what is left of the run."""
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
+    def __init__(self, seconds: float) -> None:
+        self.began, self.seconds = time.monotonic(), seconds
 
     def left(self) -> float:
         """Seconds that remain."""
-        return SECONDS - (time.monotonic() - self.began)
+        return self.seconds - (time.monotonic() - self.began)
 
     def say(self, text: str) -> None:
         """Prints progress."""
@@ -224,7 +224,8 @@ def time_peer(
     for name, value in subject.binding.weights.items():
         plain = unpacked(value)
         keep = plain.is_floating_point() and not name.startswith("rope")
-        weights[name] = plain.to(torch.bfloat16) if keep else plain
+        whole = plain if plain.is_floating_point() else plain.long()
+        weights[name] = plain.to(torch.bfloat16) if keep else whole
     graph = subject.binding.graph(key)
     names = [s.name for s in graph.slots.values() if s.role is Role.INPUT]
     module = torch_module(
@@ -249,8 +250,15 @@ def time_peer(
     }  # fmt: skip
 
 
-def measure(subject: Subject, record: dict, clock: Clock, tiny: bool, device: torch.device) -> None:
-    """Everything about one model, noted in `record` as it is found."""
+def save(record: dict, out: Path) -> None:
+    """Writes what was found until now."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu.json").write_text(json.dumps(record, indent=1, default=float))
+    (out / "gpu.txt").write_text(table(record) + "\n")
+
+
+def measure(subject: Subject, record: dict, clock: Clock, tiny: bool, out: Path) -> None:
+    """Everything about one model, noted in `record` and in `out` as it is found."""
     held = 20 if tiny else HELD
     with tempfile.TemporaryDirectory() as folder:
         clock.say(f"{subject.name}: compile")
@@ -268,6 +276,7 @@ def measure(subject: Subject, record: dict, clock: Clock, tiny: bool, device: to
                 )
                 row = time_circuit(subject, runner, key, record["copy_gbs"], held)
                 record["rows"].append(row)
+                save(record, out)
                 if clock.left() < 20:
                     record["notes"].append(f"{subject.name}: no time was left after {key}")
                     break
@@ -325,7 +334,7 @@ def main() -> int:
         "--dry-run", action="store_true", help="tiny shapes on the host, interpreted"
     )
     given = parser.parse_args()
-    clock = Clock()
+    clock = Clock(float("inf") if given.dry_run else SECONDS)
     if given.dry_run:
         round_as_hardware()
     device = usable_device("bench/gpu.py")
@@ -335,15 +344,13 @@ def main() -> int:
     record["copy_gbs"] = copy_bandwidth(device, given.dry_run)
     try:
         for make in (head, demo):
-            measure(make(device, given.dry_run), record, clock, given.dry_run, device)
+            measure(make(device, given.dry_run), record, clock, given.dry_run, given.out)
             if device.type == "cuda":
                 with suppress(RuntimeError):
                     torch.cuda.empty_cache()
     finally:
         record["seconds"] = time.monotonic() - clock.began
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "gpu.json").write_text(json.dumps(record, indent=1, default=float))
-        (given.out / "gpu.txt").write_text(table(record) + "\n")
+        save(record, given.out)
         print(table(record), flush=True)
     return int(any(c["problems"] for c in record["checks"]))
 

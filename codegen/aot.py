@@ -20,6 +20,13 @@ from codegen.store import KernelStore, digest_of
 from ir.errors import CircuitError
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_BLOCKED = re.compile(
+    r"(#blocked\d*) = #ttg\.blocked<\{sizePerThread = \[\d+, (\d+)\], threadsPerWarp = \[\d+, (\d+)\], "
+    r"warpsPerCTA = \[\d+, (\d+)\]"
+)
+_REDUCED = re.compile(
+    r"<\{axis = 1 : i32\}>.*?\}\) : \(tensor<\d+x(\d+)xf32, (#blocked\d*)>\)", re.DOTALL
+)
 OPTIONS = {"enable_fp_fusion": False}
 """Products and sums are joined only where a kernel says so, whatever the version's default is."""
 
@@ -66,7 +73,10 @@ def load_unit(path: Path) -> ModuleType:
 
 
 def compile_kernel(record: tuple[Any, ...], arch: int) -> Any:
-    """The kernel of a module's record compiled for a compute capability; every pointer is 16-byte aligned."""
+    """The kernel of a module's record compiled for a compute capability.
+
+    Buffers start at multiples of 16 bytes or more.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -79,10 +89,30 @@ def compile_kernel(record: tuple[Any, ...], arch: int) -> Any:
         fn=function,
         signature={n: f"*{type_}" for n, (_, _, type_) in zip(names, parameters, strict=True)},
         constexprs={},
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(names))},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, (_, offset, _) in enumerate(parameters)
+            if offset % 16 == 0
+        },
     )
     options = {"num_warps": warps, "num_stages": stages, **OPTIONS}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def sums_along_k(compiled: Any) -> list[str]:
+    """How each float reduction along dimension 1 is spread: its extent, then elements, lanes and warps along it.
+
+    Two kernels with the same entries add up a row in the same order.
+    """
+    text = compiled.asm["ttgir"]
+    layouts = {
+        name: (size, lanes, warps) for name, size, lanes, warps in _BLOCKED.findall(text)
+    }  # fmt: skip
+    found = []
+    for extent, layout in _REDUCED.findall(text):
+        size, lanes, warps = layouts[layout]
+        found.append(f"{extent} as {size} x {lanes} x {warps}")
+    return sorted(set(found))
 
 
 def usage(compiled: Any, kernel: str, arch: int) -> Usage:

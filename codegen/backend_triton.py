@@ -15,7 +15,8 @@ from codegen.lower import Lowered, Operand
 from codegen.plan import Plan
 from codegen.schedules import Schedule
 from codegen.store import KernelStore, digest_of
-from codegen.triton_emit import EMITTERS, emit, render
+from codegen.triton_emit import EMITTERS, emit
+from codegen.triton_holes import render
 from codegen.triton_pack import SPLIT, pack_split
 from codegen.triton_schedule import FEW_ROWS, TritonSchedule, linear_cost, linear_space, width_of
 from ir.errors import CircuitError

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from codegen.expr import Expr, accesses, const, var
 from codegen.lower import Lowered
 from codegen.schedules import Schedule
+from codegen.triton_holes import element, is_tiled
 
 BLOCK_K = 256
 """Columns of a weight row that one warp reads at a time. Part of the order of sums: never a choice."""
@@ -49,8 +50,6 @@ def width_of(lowered: Lowered) -> int | None:
 
 def lanes_of(lowered: Lowered) -> list[Expr]:
     """The columns of the anchor's result that one stored column reads, as expressions of `column`."""
-    from codegen.triton_emit import element, is_tiled
-
     found: dict[Expr, None] = {}
     wide = lowered.dims["m"] > FEW_ROWS
     row = var("row", lowered.dims["m"]) if wide else const(0)

@@ -49,3 +49,18 @@ def test_no_kernel_spills(compiled: dict[str, list[dict]], model: str) -> None:
 def test_a_draft_step_is_nine_launches(compiled: dict[str, list[dict]]) -> None:
     rows = [r for r in compiled["head"] if r["label"].startswith("DECODE ") and r["arch"] == 90]
     assert len(rows) == 9
+
+
+@pytest.mark.parametrize("model", KEYS)
+def test_a_row_is_added_up_in_one_order_whatever_the_row_count(compiled: dict, model: str) -> None:
+    """On each architecture, what DECODE and VERIFY_4 reduce along a row is spread over lanes alike."""
+    orders: dict[tuple[str, int], dict[str, list[str]]] = {}
+    for row in compiled[model]:
+        key, _, label = row["label"].partition(" ")
+        if key in ("DECODE", "VERIFY_4") and "linear" in label:
+            orders.setdefault((label, row["arch"]), {}).setdefault(key, []).append(row["sums"])
+    both = {at: found for at, found in orders.items() if len(found) == 2}
+    assert len(both) >= 4 * len(ARCHS)
+    for at, found in both.items():
+        decode, verify = (sorted(found[k]) for k in ("DECODE", "VERIFY_4"))
+        assert decode == verify and all(decode), at

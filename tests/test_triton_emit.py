@@ -16,7 +16,7 @@ from codegen.backend_triton import TritonBackend
 from codegen.expr import const, var
 from codegen.lower import lower
 from codegen.schedules import ScheduleBook
-from codegen.triton_emit import unflattened
+from codegen.triton_holes import unflattened
 from codegen.triton_pack import pack_split
 from ir.format import Format
 from ir.graph import GraphKey, Mode

@@ -15,7 +15,7 @@ from pathlib import Path
 import programs
 
 from circuit.models.target import EMBEDDING, NORM, cache_states, target_program
-from codegen.aot import compile_kernel, load_unit, usage
+from codegen.aot import compile_kernel, load_unit, sums_along_k, usage
 from codegen.backend_triton import TritonBackend
 from codegen.kernel import Kernel
 from codegen.lower import lower
@@ -100,11 +100,12 @@ def main(model: str) -> None:
         path = Path(folder) / "unit.py"
         path.write_text(PRELUDE + "\n\n".join(k.source for _, k in made))
         records = load_unit(path).KERNELS
-        found = [
-            {"label": label, **asdict(usage(compile_kernel(records[k.name], arch), k.name, arch))}
-            for label, k in made
-            for arch in ARCHS
-        ]
+        found = []
+        for label, k in made:
+            for arch in ARCHS:
+                compiled = compile_kernel(records[k.name], arch)
+                used = asdict(usage(compiled, k.name, arch))
+                found.append({"label": label, "sums": sums_along_k(compiled), **used})
     print(json.dumps(found))
 
 
