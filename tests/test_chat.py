@@ -6,7 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from circuit.models.chat import render, template_of_folder
-from circuit.models.errors import ChatRefused
+from circuit.models.errors import BadJson, ChatRefused
 from tests.demo import demo
 
 TALK = [
@@ -98,5 +98,9 @@ def test_templates_of_a_folder(tmp_path):
         )
     )
     assert template_of_folder(tmp_path) == "two"
+    for wrong in (3, ["one"], {"default": "one"}, [{"name": "default", "template": 3}]):
+        settings.write_text(json.dumps({"chat_template": wrong}))
+        with pytest.raises(BadJson, match="its chat_template is neither text nor a list"):
+            template_of_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("three")
     assert template_of_folder(tmp_path) == "three"

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from circuit.models.config import Family
+from circuit.models.config import Family, config_problems
 from circuit.models.errors import ConfigRefused, UnknownArchitecture
 from circuit.models.gguf_keys import MODEL_RULES, OTHER_RULES
 from circuit.models.hf_config import config_from_json
@@ -134,6 +134,11 @@ def test_what_one_family_refuses(family, changes, said):
     assert problems(model_type=family, max_position_embeddings=8192, **changes) == [said]
 
 
+@pytest.mark.parametrize("kinds", [[{}], [["full_attention"]], [None]])
+def test_layer_types_that_are_no_names(kinds):
+    assert problems(layer_types=kinds) == [f"layer_types holds {kinds[0]}; allowed: full_attention"]
+
+
 def test_an_unused_window_is_no_obstacle():
     for changes in (
         {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 4096},
@@ -162,6 +167,32 @@ def test_no_key_escapes_classification(found):
             rule = rule_of(key, rules)
             refused = any(sentence.startswith(f"{key} is ") for sentence in named)
             assert refused == (rule is None or rule.problem(key, value) is not None)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    changes=st.dictionaries(st.sampled_from(sorted(RULES)), json_values, min_size=1, max_size=4),
+    rope=st.none() | st.dictionaries(st.sampled_from(sorted(ROPE_RULES)), json_values, max_size=3),
+    generation=st.dictionaries(st.sampled_from(["eos_token_id", "bos_token_id"]), json_values),
+    family=st.sampled_from([family.value for family in Family]),
+)
+def test_no_value_escapes_as_another_error(changes, rope, generation, family):
+    """Any JSON under any known key gives a configuration without contradictions, or a refusal."""
+    found = {**PLAIN, "model_type": family, "rope_scaling": rope, **changes}
+    try:
+        config = config_from_json("config.json", found, generation=generation)
+    except (ConfigRefused, UnknownArchitecture):
+        return
+    assert config_problems(config) == [] and hash(config) is not None
 
 
 def test_every_ignored_key_has_a_reason_and_every_rule_a_kind():

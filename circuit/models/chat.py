@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
-from circuit.models.errors import ChatRefused
+from circuit.models.errors import BadJson, ChatRefused
 from circuit.models.safetensors_file import read_json
 
 
@@ -19,9 +19,12 @@ def template_of_folder(folder: Path) -> str | None:
         return alone.read_text("utf-8")
     settings = folder / "tokenizer_config.json"
     found = read_json(settings).get("chat_template") if settings.is_file() else None
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found}
-        return named.get("default")
+    if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
+        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+    if found is not None and not isinstance(found, str):
+        raise BadJson(
+            path=settings, why="its chat_template is neither text nor a list of named texts"
+        )
     return found
 
 

@@ -125,7 +125,7 @@ def _id_problems(config: TargetConfig) -> list[str]:
     return [
         f"{name} is {token}, outside the vocabulary of {config.vocab_size}"
         for name, token in ids
-        if token is not None and not 0 <= token < config.vocab_size
+        if token is not None and (type(token) is not int or not 0 <= token < config.vocab_size)
     ]
 
 

@@ -130,11 +130,9 @@ def _family_problems(family: Family, found: Mapping[str, object]) -> list[str]:
                 f"sliding_window is {window}{'' if 'sliding_window' in found else ' by default'}"
                 f"; allowed: null, or at least max_position_embeddings ({context})"
             )
-    kinds = set(found.get("layer_types") or ["full_attention"])
+    kinds = set(map(str, found.get("layer_types") or ["full_attention"]))
     if kinds != {"full_attention"}:
-        problems.append(
-            f"layer_types holds {', '.join(sorted(map(str, kinds)))}; allowed: full_attention"
-        )
+        problems.append(f"layer_types holds {', '.join(sorted(kinds))}; allowed: full_attention")
     if family is not Family.LLAMA and not found.get("num_key_value_heads"):
         problems.append(
             "num_key_value_heads is missing; this family's default is not its usual value"

@@ -39,6 +39,7 @@ RULES: dict[str, Rule] = {
     "pretraining_tp": Allowed((1, None)),
     "partial_rotary_factor": Allowed((1.0, None)),
     "rope_interleaved": Allowed((False,)),
+    "use_mrope": Allowed((False,)),
     "is_encoder_decoder": Allowed((False,)),
     "is_decoder": Allowed((False, True)),
     "add_cross_attention": Allowed((False,)),

@@ -6,6 +6,8 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+LARGEST = 2**63
+
 
 @dataclass(frozen=True)
 class Used:
@@ -20,7 +22,9 @@ class Used:
         if value is None and type(None) not in kinds:
             return f"{key} is null; {_names(kinds)} is needed"
         if (isinstance(value, bool) and bool not in kinds) or not isinstance(value, wanted):
-            return f"{key} is {value!r}; {_names(kinds)} is needed"
+            return f"{key} is {_short(value)}; {_names(kinds)} is needed"
+        if isinstance(value, (int, float)) and not -LARGEST < value < LARGEST:
+            return f"{key} is {_short(value)}, which is not a number of a model's size"
         return None
 
 

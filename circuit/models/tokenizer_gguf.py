@@ -76,7 +76,7 @@ def tokenizer_from_gguf(path: Path, found: Mapping[str, object], config: TargetC
 
 def _merges(path: Path, found: Mapping[str, object]) -> list[tuple[str, str]]:
     """The merges as pairs; a merge is two pieces with one space between."""
-    merges = [tuple(line.split(" ")) for line in found.get("tokenizer.ggml.merges", ())]
+    merges = [tuple(str(line).split(" ")) for line in found.get("tokenizer.ggml.merges", ())]
     if not merges or any(len(pair) != 2 for pair in merges):
         raise TokenizerRefused(path=path, why="its merges are absent or not pairs")
     return merges
