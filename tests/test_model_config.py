@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from circuit.models.config import Family, config_problems
+from circuit.models.config import Family, RopeKind, RopeSpec, config_problems
 from circuit.models.errors import ConfigRefused, UnknownArchitecture
 from circuit.models.gguf_keys import MODEL_RULES, OTHER_RULES
 from circuit.models.hf_config import config_from_json
@@ -65,6 +65,9 @@ def test_unknown_wrong_and_missing_keys_are_listed_together():
         ),
         ({"head_dim": 7}, "head_dim is 7; rotary embedding turns pairs of dimensions"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, which is not positive"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, which is not positive"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, which is not positive"),
+        ({"head_dim": 0}, "head_dim is 0, which is not positive"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0, which is not between 0 and 1"),
         ({"eos_token_id": [2, 97]}, "eos_token_id is 97, outside the vocabulary of 97"),
         ({"rope_theta": -1.0}, "the rope base is -1.0, which is not above 1"),
@@ -137,6 +140,56 @@ def test_what_one_family_refuses(family, changes, said):
 @pytest.mark.parametrize("kinds", [[{}], [["full_attention"]], [None]])
 def test_layer_types_that_are_no_names(kinds):
     assert problems(layer_types=kinds) == [f"layer_types holds {kinds[0]}; allowed: full_attention"]
+
+
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576,
+    "initializer_range": 0.041666666666666664, "intermediate_size": 1536, "is_llama_config": True,
+    "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
+    "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 49152,
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+}  # fmt: skip
+QWEN25 = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+    "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 21,
+    "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24, "use_mrope": False,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "use_cache": True,
+    "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.1", "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+LLAMA32 = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "model_type": "llama",
+    "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False,
+    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "use_cache": True,
+    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.45.0",
+    "vocab_size": 128256,
+}  # fmt: skip
+
+
+def test_configurations_as_published_are_read():
+    smollm, qwen, llama = (
+        config_from_json("config.json", found, generation={})
+        for found in (SMOLLM2, QWEN25, LLAMA32)
+    )
+    assert (smollm.head_dim, smollm.q_size, smollm.kv_size, smollm.rope.theta) == (
+        64,
+        576,
+        192,
+        1e5,
+    )
+    assert (qwen.head_dim, qwen.qkv_bias, qwen.o_bias, qwen.qk_norm) == (64, True, False, False)
+    assert llama.rope == RopeSpec(500000.0, RopeKind.LLAMA3, 32.0, 8192, 1.0, 4.0)
+    assert llama.eos_token_ids == (128001, 128008, 128009)
 
 
 def test_an_unused_window_is_no_obstacle():

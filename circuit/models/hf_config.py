@@ -69,34 +69,39 @@ def config_from_json(
     if problems:
         raise ConfigRefused(path=path, problems=problems)
     problems += _family_problems(family, found)
-    heads = found["num_attention_heads"]
     rope = _rope(found, problems)
-    biased = family is Family.QWEN2 or found.get("attention_bias", False)
     if problems:
         raise ConfigRefused(path=path, problems=problems)
+    biased = family is Family.QWEN2 or found.get("attention_bias", False)
     config = TargetConfig(
         family=family,
-        hidden_size=found["hidden_size"],
-        vocab_size=found["vocab_size"],
-        intermediate_size=found["intermediate_size"],
-        num_attention_heads=heads,
-        num_hidden_layers=found["num_hidden_layers"],
         rope=rope,
-        num_key_value_heads=found.get("num_key_value_heads") or heads,
-        head_dim=found.get("head_dim") or found["hidden_size"] // heads,
-        rms_norm_eps=float(found["rms_norm_eps"]),
-        chat_template=chat_template,
-        max_position_embeddings=found["max_position_embeddings"],
         tie_word_embeddings=found.get("tie_word_embeddings", False),
         qkv_bias=biased,
         o_bias=biased and family is not Family.QWEN2,
         qk_norm=family is Family.QWEN3,
+        chat_template=chat_template,
+        **_sizes(found),
         **_special_ids(found, generation),
     )
     problems = config_problems(config)
     if problems:
         raise ConfigRefused(path=path, problems=problems)
     return config
+
+
+def _sizes(found: Mapping[str, object]) -> dict:
+    """The numbers that shape the model; absent key/value heads are as many as query heads."""
+    same = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "vocab_size", "max_position_embeddings")  # fmt: skip
+    heads, kv_heads = found["num_attention_heads"], found.get("num_key_value_heads")
+    head_dim = found.get("head_dim")
+    return {
+        **{name: found[name] for name in same},
+        "num_key_value_heads": heads if kv_heads is None else kv_heads,
+        "head_dim": found["hidden_size"] // max(1, heads) if head_dim is None else head_dim,
+        "rms_norm_eps": float(found["rms_norm_eps"]),
+    }
 
 
 def _family(path: Path, found: Mapping[str, object]) -> Family:
@@ -133,15 +138,17 @@ def _family_problems(family: Family, found: Mapping[str, object]) -> list[str]:
     kinds = set(map(str, found.get("layer_types") or ["full_attention"]))
     if kinds != {"full_attention"}:
         problems.append(f"layer_types holds {', '.join(sorted(kinds))}; allowed: full_attention")
-    if family is not Family.LLAMA and not found.get("num_key_value_heads"):
+    if family is not Family.LLAMA and found.get("num_key_value_heads") is None:
         problems.append(
             "num_key_value_heads is missing; this family's default is not its usual value"
         )
-    if family is Family.QWEN3 and not found.get("head_dim"):
+    if family is Family.QWEN3 and found.get("head_dim") is None:
         problems.append("head_dim is missing; this family's default is not hidden_size / heads")
     if family in (Family.QWEN2, Family.MISTRAL) and found.get("attention_bias", False):
         problems.append("attention_bias is True; the biases of this family are fixed")
-    if not found.get("head_dim") and found["hidden_size"] % max(1, found["num_attention_heads"]):
+    if found.get("head_dim") is None and found["hidden_size"] % max(
+        1, found["num_attention_heads"]
+    ):
         problems.append(
             "hidden_size is not a multiple of num_attention_heads and head_dim is missing"
         )

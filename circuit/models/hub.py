@@ -37,26 +37,16 @@ def snapshot(source: str) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=list(PATTERNS)))
     except GatedRepoError as error:
-        raise HubUnavailable(
-            source=source,
-            why="its owner must grant access first",
-            advice="Ask for access on its page and log in.",
-        ) from error
+        why, advice, cause = (
+            "its owner must grant access first",
+            "Ask for access and log in.",
+            error,
+        )
     except RepositoryNotFoundError as error:
-        raise HubUnavailable(
-            source=source,
-            why="no such repository can be seen",
-            advice="Check the spelling; a local path must exist.",
-        ) from error
+        why, advice, cause = "no such repository can be seen", "Check the spelling.", error
     except LocalEntryNotFoundError as error:
-        raise HubUnavailable(
-            source=source,
-            why="the hub cannot be reached and the cache has no copy",
-            advice="Connect to the network, or give a local folder.",
-        ) from error
+        why = "the hub cannot be reached and the cache has no copy"
+        advice, cause = "Connect to the network, or give a local folder.", error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise HubUnavailable(
-            source=source,
-            why=str(error).splitlines()[0],
-            advice="Try again later, or give a local folder.",
-        ) from error
+        why, advice, cause = str(error).splitlines()[0], "Give a local folder.", error
+    raise HubUnavailable(source=source, why=why, advice=advice) from cause
