@@ -38,11 +38,15 @@ class Sample:
 def sample(graph: Graph, seed: int, weights: Mapping[str, Value] | None = None) -> Sample:
     """Values for every slot of `graph`, the same for a seed; `weights` replace drawn ones."""
     draw = torch.Generator().manual_seed(seed)
-    slots = list(graph.slots.values())
-    made = {s.name: weight_like(s, draw) for s in slots if s.role is Role.WEIGHT and not s.merged}
+    slots, given = list(graph.slots.values()), weights or {}
+    made = {
+        s.name: weight_like(s, draw)
+        for s in slots
+        if s.role is Role.WEIGHT and not s.merged and s.name not in given
+    }
     inputs, live = _inputs(graph, draw)
     states = {s.name: _state(s, live, draw) for s in slots if s.role is Role.STATE}
-    return Sample(inputs, {**made, **(weights or {})}, states)
+    return Sample(inputs, {**made, **given}, states)
 
 
 def weight_like(slot: Slot, draw: torch.Generator) -> Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,6 +48,11 @@ def _library(path: os.PathLike[str], mode: int) -> ctypes.CDLL:
         raise LibraryUnusable(path=path, problem=problem) from problem
 
 
+class TeamClosed(CircuitError):
+    says = "the threads that run {name} have ended"
+    hint = "close the runners before the team that they share"
+
+
 class Team:
     """Threads that live across steps and sleep when idle; runners of one process share one team.
 
@@ -62,6 +68,7 @@ class Team:
         self._library.team_create.argtypes = [ctypes.c_int]
         self._library.team_destroy.argtypes = [ctypes.c_void_p]
         self.handle: int | None = self._library.team_create(self.threads)
+        self.lock = threading.Lock()  # the threads run one step at a time, whichever runner asks
 
     def close(self) -> None:
         """Ends the threads; a second call does nothing."""
@@ -97,8 +104,6 @@ class NativeRunner(DraftRunner):
         super().__init__(part.binding, part.keys if keys is None else keys)
         self.part = part
         self.digest = part.digest
-        self._own_team = team is None
-        self.team = team or Team(part, threads)
         self._library = _library(part.built(PROGRAM), ctypes.RTLD_LOCAL)
         states = {
             n: replace(t, shape=(blocks or t.shape[0], *t.shape[1:]))
@@ -108,6 +113,10 @@ class NativeRunner(DraftRunner):
         self._plans: dict[GraphKey, Plan] = {}
         self._loaded: dict[GraphKey, Loaded] = {}
         self._memory: dict[str, np.ndarray] = {}
+        self._own_team = team is None
+        self.team = team or Team(
+            part, threads
+        )  # last: what fails before it leaves no thread behind
 
     def plan(self, key: GraphKey) -> Plan:
         """The plan of `key`, parsed at its first use."""
@@ -128,10 +137,17 @@ class NativeRunner(DraftRunner):
     def _run(self, key: GraphKey, inputs: dict[str, Any]) -> Outputs:
         program = self._loaded.get(key) or self._program(key)
         write_inputs(self.name, key, program.inputs, inputs)
-        code = program.entry(program.table, self.team.handle, None)
+        self._enter(key, program, None)
+        return dict(program.outputs)
+
+    def _enter(self, key: GraphKey, program: Loaded, clock: int | None) -> None:
+        """Runs every launch of the program; `clock` is where nanoseconds of each are stored."""
+        with self.team.lock:
+            if self.team.handle is None:
+                raise TeamClosed(name=self.name)
+            code = program.entry(program.table, self.team.handle, clock)
         if code != 0:
             raise StepFailed(key=key, name=self.name, code=code)
-        return dict(program.outputs)
 
     def timed(self, key: GraphKey, **inputs: Any) -> np.ndarray:
         """Nanoseconds of each launch of one step, int64 [launches]."""
@@ -140,9 +156,7 @@ class NativeRunner(DraftRunner):
             program = self._program(key)
             write_inputs(self.name, key, program.inputs, inputs)
             clock = np.zeros(len(program.plan.launches), np.int64)
-            code = program.entry(program.table, self.team.handle, clock.ctypes.data)
-            if code != 0:
-                raise StepFailed(key=key, name=self.name, code=code)
+            self._enter(key, program, clock.ctypes.data)
             return clock
 
     @contextmanager

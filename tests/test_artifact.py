@@ -46,8 +46,9 @@ def build(out, store, **changes):
     bindings = changes.pop("bindings", None) or {
         "target": (binding(0, "target"), keys), "draft": (binding(1, "draft"), keys),
     }  # fmt: skip
+    options = changes.pop("options", CompileOptions(store=store))
     return compile_artifact(
-        out, bindings, CppBackend(), CompileOptions(store=store), recorded={"context": 64},
+        out, bindings, CppBackend(), options, recorded={"context": 64},
         extras=EXTRAS, **changes,
     )  # fmt: skip
 
@@ -69,6 +70,11 @@ def contents(folder):
 def test_the_same_input_gives_the_same_bytes(built, tmp_path):
     again = build(tmp_path / "elsewhere" / "other", tmp_path / "cold")
     assert contents(again) == contents(built)
+
+
+def test_a_checked_build_gives_the_same_bytes(built, tmp_path, store):
+    checked = CompileOptions(store=store, check_meaning=3)
+    assert contents(build(tmp_path / "checked", store, options=checked)) == contents(built)
 
 
 def test_nothing_else_is_left_beside_it(built):

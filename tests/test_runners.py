@@ -19,7 +19,7 @@ from runners.base import swap_draft
 from runners.buffers import anonymous
 from runners.eager import EagerRunner
 from runners.errors import InputMismatch, OutOfMemory, PoolInUse, RunnerClosed, RunnerInUse
-from runners.native import BadThreads, LibraryUnusable, NativeRunner, Team
+from runners.native import BadThreads, LibraryUnusable, NativeRunner, Team, TeamClosed
 
 IDS = [5, 96, 0, 17, 3, 44, 61, 8, 29, 90, 11, 12, 5, 5, 71, 33, 2, 54, 81, 19]
 
@@ -227,9 +227,11 @@ def test_runners_share_a_team(part):
     one.close()
     with two.pool.lease() as lease:
         assert feed(two, lease, [3])["logits"].tobytes() == want
+    team.close()
+    team.close()
+    with two.pool.lease() as lease, pytest.raises(TeamClosed, match="threads that run tiny"):
+        feed(two, lease, [3])
     two.close()
-    team.close()
-    team.close()
     with pytest.raises(BadThreads):
         Team(part, 0)
 
