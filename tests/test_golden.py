@@ -6,7 +6,7 @@
 from pathlib import Path
 
 import pytest
-from programs import CPU, QWEN35, head_graph, target_graph
+from tests.programs import CPU, QWEN35, head_graph, target_graph
 
 from ir.graph import DECODE, Graph, GraphKey
 from ir.passes.manager import run_pipeline

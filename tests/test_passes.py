@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import CPU, PLAIN, QWEN35, head_graph, target_graph
-from strategies import Recipe, Step, facts, recipes
+from tests.programs import CPU, PLAIN, QWEN35, head_graph, target_graph
+from tests.strategies import Recipe, Step, facts, recipes
 
 from circuit.models.config import Family
 from ir import ops
