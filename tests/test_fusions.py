@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.programs import CPU, QWEN35, head_graph, target_graph
-from tests.strategies import recipes
 
 from codegen.backend_cpp import CppBackend
 from codegen.store import KernelStore
@@ -16,6 +14,8 @@ from ir.passes.manager import bisect, meaning, run_pipeline
 from ir.sample import sample
 from ir.tensor import Format
 from tests.compiled import run
+from tests.programs import CPU, QWEN35, head_graph, target_graph
+from tests.strategies import recipes
 
 FORMATS = [Format.F32, Format.BF16, Format.Q8_0, Format.Q4_1]
 
@@ -70,7 +70,7 @@ def test_a_chain_of_drafts_has_the_bytes_of_its_chain_of_nodes(contract, backend
 
 @settings(max_examples=8)
 @given(recipes, st.integers(0, 99))
-def test_random_fusions_have_the_bytes_of_their_chains(recipe, seed, backend, store):
+def test_random_fusions_have_the_bytes_of_their_chains(backend, store, recipe, seed):
     assert_fusions_are_exact(recipe.graph(), backend, store, seed)
 
 

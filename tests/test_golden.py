@@ -6,12 +6,12 @@
 from pathlib import Path
 
 import pytest
-from tests.programs import CPU, QWEN35, head_graph, target_graph
 
 from ir.graph import DECODE, Graph, GraphKey
 from ir.passes.manager import run_pipeline
 from ir.show import text
 from ir.tensor import Format
+from tests.programs import CPU, QWEN35, head_graph, target_graph
 
 GOLDEN = Path(__file__).parent / "golden"
 PROGRAMS = {

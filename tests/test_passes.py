@@ -7,8 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.programs import CPU, PLAIN, QWEN35, head_graph, target_graph
-from tests.strategies import Recipe, Step, facts, recipes
 
 from circuit.models.config import Family
 from ir import ops
@@ -33,6 +31,8 @@ from ir.sample import sample
 from ir.tensor import Format, TensorType
 from ir.tracing import trace
 from proposers.config import StreamPoint
+from tests.programs import CPU, PLAIN, QWEN35, head_graph, target_graph
+from tests.strategies import Recipe, Step, facts, recipes
 
 POST_NORM = replace(QWEN35, recycle=StreamPoint.POST_NORM)
 KEYS = ["DECODE", "VERIFY_2", "VERIFY_3", "VERIFY_4", "BATCH_4", "PREFILL_24"]
