@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from circuit.loaded import Loaded
 from circuit.options import BadOption
@@ -15,6 +17,9 @@ from codegen.artifact import Part
 from codegen.plan import Plan, Space
 from codegen.store import write_atomically
 from ir.key import GraphKey
+
+if TYPE_CHECKING:
+    from ir.graph import Graph
 
 LEVELS = {"traced": "trace", "typed": "split", "fused": "fuse", "ordered": "order"}
 
@@ -52,7 +57,9 @@ def show_artifact(request: ShowRequest, screen: Screen) -> Record:
     """Shows the programs that are asked for; the record describes their launches."""
     loaded = Loaded.read(request.folder)
     parts = _parts(loaded, request)
-    if request.level is not None:
+    if request.level is not None and request.format != "text":
+        content = graph_page([graph_at(loaded, part, request) for part in parts], request.format)
+    elif request.level is not None:
         content = "\n\n".join(graph_text(loaded, part, request) for part in parts)
     else:
         content = WRITERS[request.format](loaded, parts, request.key)
@@ -105,16 +112,37 @@ def graph_text(loaded: Loaded, part: Part, request: ShowRequest) -> str:
     """The printed graph of a part's program at a level; before ORDERED it is traced again."""
     if request.level == "ordered":
         return part.graph_text(request.key)
+    from ir.show import text
+
+    return text(graph_at(loaded, part, request))
+
+
+def graph_at(loaded: Loaded, part: Part, request: ShowRequest) -> Graph:
+    """The graph of a part's program at a level, traced again."""
     from circuit.backends import BACKENDS
     from circuit.bindings import rebind
     from ir.passes.manager import run_pipeline
-    from ir.show import text
 
     bound, seen = rebind(loaded.artifact), {}
     graph = bound.bindings[part.name].graph(request.key)
     facts = BACKENDS[loaded.recipe.choices.backend](()).pass_facts()
-    run_pipeline(graph, facts, observers=[lambda name, after: seen.update({name: text(after)})])
+    run_pipeline(graph, facts, observers=[lambda name, after: seen.update({name: after})])
     return seen[LEVELS[request.level]]
+
+
+def graph_page(graphs: Sequence[Graph], format: str) -> str:
+    """Graphs drawn side by side: as an SVG, or as a page with their texts below."""
+    from ir.picture import svg
+    from ir.show import text
+
+    if format == "svg":
+        return svg(*graphs)
+    texts = "".join(
+        f"<details><summary>{escape(str(g.key))} as text</summary><pre>{escape(text(g))}</pre></details>"
+        for g in graphs
+    )
+    head = f"<!doctype html>\n<meta charset='utf-8'><title>{escape(str(graphs[0].key))}</title>"
+    return f"{head}{svg(*graphs)}{texts}\n"
 
 
 def amount(number: float) -> str:

@@ -155,32 +155,40 @@ def _homes(graph: Graph) -> dict[int, list[torch.fx.Node]]:
     return {i: [n] for i, n in enumerate(graph.computed())}
 
 
-def svg(graph: Graph) -> str:
-    """The graph as a stand-alone SVG."""
+def svg(*graphs: Graph) -> str:
+    """The graphs side by side as one stand-alone SVG."""
+    drawings, x = [drawing(g) for g in graphs], 0.0
+    parts = []
+    for width, _, body in drawings:
+        parts.append(f"<g transform='translate({x:.0f} 0)'>{body}</g>")
+        x += width
+    height = max((h for _, h, _ in drawings), default=0.0)
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {x:.0f} {height:.0f}' "
+        f"width='{x:.0f}' {FONT}><rect width='100%' height='100%' fill='{PAPER}'/>"
+        "<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' "
+        "markerHeight='7' orient='auto'><path d='M0 0L8 4L0 8z' fill='context-stroke'/></marker>"
+        f"</defs>{''.join(parts)}</svg>\n"
+    )
+
+
+def drawing(graph: Graph) -> tuple[float, float, str]:
+    """Width, height and SVG elements of one graph."""
     column, stands = folded(cards(graph))
     place = {c.number: i for i, c in enumerate(column)}
     y = 118.0
     for card in column:
         card.top = y
         y += card.height + GAP
-    found = flows(graph, stands)
-    ahead = [f for f in found if place[f.end] > place[f.start]]
-    around = [f for f in ahead if place[f.end] > place[f.start] + 1]
-    lanes = _lanes(around, place)
-    width = LEFT + CARD + 70 + LANE * (1 + max(lanes.values(), default=0)) + 60
+    ahead = [f for f in flows(graph, stands) if place[f.end] > place[f.start]]
+    lanes = _lanes([f for f in ahead if place[f.end] > place[f.start] + 1], place)
     parts = [_header(graph, column)]
     parts += [_straight(column, place, f) for f in ahead if f not in lanes]
     parts += [_arc(column, place, f, lane) for f, lane in lanes.items()]
     most = max((c.bytes for c in column), default=0) or 1
     parts += [_drawn(c, most) for c in column]
     parts.append(_bracket(column))
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {y + 10:.0f}' "
-        f"width='{width}' {FONT}><rect width='100%' height='100%' fill='{PAPER}'/>"
-        "<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' "
-        "markerHeight='7' orient='auto'><path d='M0 0L8 4L0 8z' fill='context-stroke'/></marker>"
-        f"</defs>{''.join(parts)}</svg>\n"
-    )
+    return LEFT + CARD + 130.0 + LANE * (1 + max(lanes.values(), default=0)), y + 10, "".join(parts)
 
 
 def _lanes(around: list[Flow], place: dict[int, int]) -> dict[Flow, int]:
