@@ -164,6 +164,7 @@ def _linear(region: _Region) -> Kernel:
         "linear", m * row_bytes if shared else 0, weight=weight, direct=direct, shared=shared,
         packed=packed_type(weight.type.format), unit=unit, total=-(-n // LANES), prologue=prologue,
         epilogue=epilogue, m=m, k=k, n=n, tile_rows=min(schedule.rows, m),
+        once="true" if m <= 2 * schedule.rows else "false",
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ struct Q8_0 {
   template <int K> INLINE void take(const float* x, Row<K>& row) { round_row<K>(x, row); }
 
   // Exact sums of one block: R rows x B panels. `p` is the block in the first panel.
-  template <int R, int B, int K>
+  template <int R, int B, int K, bool S>
   INLINE void sums(const uint8_t* p, const Row<K>* x, int kb, bool last, vi (&t)[R][B]) {
     constexpr size_t stride = panel<K>();
 #if WITH_VNNI
@@ -65,7 +65,7 @@ struct Q8_0 {
       vi wv[B];
       UNROLL for (int b = 0; b < B; b++) {
         wv[b] = v_load_int(p + b * stride + g * 64);
-        fetch<R>(p + b * stride + g * 64, last, (B - 1) * stride);
+        fetch<S>(p + b * stride + g * 64, last, (B - 1) * stride);
       }
       UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int b = 0; b < B; b++)
@@ -85,7 +85,7 @@ struct Q8_0 {
       s[r][b][0] = s[r][b][1] = _mm256_setzero_si256();
     UNROLL for (int g = 0; g < 8; g++) UNROLL for (int b = 0; b < B; b++) {
       const uint8_t* q = p + b * stride + g * 64;
-      fetch<R>(q, last, (B - 1) * stride);
+      fetch<S>(q, last, (B - 1) * stride);
       UNROLL for (int h = 0; h < 2; h++) {
         __m256i w = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)q + h),
                                      _mm256_set1_epi8((char)0x80));
@@ -101,13 +101,13 @@ struct Q8_0 {
       UNROLL for (int b = 0; b < B; b++) t[r][b] = v_ijoined(s[r][b][0], s[r][b][1]);
 #endif
   }
-  template <int R, int B, int K>
+  template <int R, int B, int K, bool S>
   INLINE void tile(const uint8_t* w, const Row<K>* x, vf (&acc)[R][B]) {
     clear(acc);
     for (int kb = 0; kb < K / 32; kb++) {
       vi t[R][B];
       bool last = kb >= K / 32 - (int)(AHEAD / 512);
-      sums<R, B, K>(w + head<K>() + (size_t)kb * 512, x, kb, last, t);
+      sums<R, B, K, S>(w + head<K>() + (size_t)kb * 512, x, kb, last, t);
       UNROLL for (int b = 0; b < B; b++) {
         vf ws = v_f16((const uint16_t*)(w + b * panel<K>()) + kb * 16);
         UNROLL for (int r = 0; r < R; r++)
@@ -133,7 +133,7 @@ template <bool MINIMA> struct Q4 {
   }
   template <int K> INLINE void take(const float* x, Row<K>& row) { round_row<K>(x, row); }
 
-  template <int R, int B, int K>
+  template <int R, int B, int K, bool S>
   INLINE void sums(const uint8_t* p, const Row<K>* x, int kb, bool last, vi (&t)[R][B]) {
     constexpr size_t stride = panel<K>();
     constexpr int zero = MINIMA ? 0 : -8;
@@ -145,7 +145,7 @@ template <bool MINIMA> struct Q4 {
       UNROLL for (int b = 0; b < B; b++) {
         vi both = v_load_int(p + b * stride + g * 64);
         low[b] = nibbles(both, 0), high[b] = nibbles(both, 1);
-        fetch<R>(p + b * stride + g * 64, last, (B - 1) * stride);
+        fetch<S>(p + b * stride + g * 64, last, (B - 1) * stride);
       }
       UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < B; b++) {
         t[r][b] = dot4(t[r][b], low[b], x[r].q + kb * 32 + g * 4);
@@ -169,7 +169,7 @@ template <bool MINIMA> struct Q4 {
       s[r][b][0] = s[r][b][1] = _mm256_setzero_si256();
     UNROLL for (int g = 0; g < 4; g++) UNROLL for (int b = 0; b < B; b++) {
       const uint8_t* q = p + b * stride + g * 64;
-      fetch<R>(q, last, (B - 1) * stride);
+      fetch<S>(q, last, (B - 1) * stride);
       UNROLL for (int h = 0; h < 2; h++) {
         __m256i both = _mm256_loadu_si256((const __m256i*)q + h);
         __m256i low = _mm256_and_si256(both, mask);
@@ -189,13 +189,13 @@ template <bool MINIMA> struct Q4 {
     }
 #endif
   }
-  template <int R, int B, int K>
+  template <int R, int B, int K, bool S>
   INLINE void tile(const uint8_t* w, const Row<K>* x, vf (&acc)[R][B]) {
     clear(acc);
     for (int kb = 0; kb < K / 32; kb++) {
       vi t[R][B];
       bool last = kb >= K / 32 - (int)(AHEAD / 256);
-      sums<R, B, K>(w + head<K>() + (size_t)kb * 256, x, kb, last, t);
+      sums<R, B, K, S>(w + head<K>() + (size_t)kb * 256, x, kb, last, t);
       UNROLL for (int b = 0; b < B; b++) {
         const uint16_t* s = (const uint16_t*)(w + b * panel<K>() + kb * scales);
         vf ws = v_f16(s);

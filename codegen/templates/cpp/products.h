@@ -2,11 +2,11 @@
 // of a vector are outputs, and each output is one chain of additions over k, whatever R and B.
 #pragma once
 
-// Asks for the line that this stream reads `AHEAD` bytes later; past the end of a panel the stream
-// goes on B panels further.
+// Where weights are read once (S), asks for the line that this stream reads `AHEAD` bytes later; past
+// the end of a panel the stream goes on B panels further.
 static constexpr size_t AHEAD = 2048;
-template <int R> INLINE void fetch(const uint8_t* p, bool last, size_t jump) {
-  if (R <= 4) __builtin_prefetch(p + (last ? AHEAD + jump : AHEAD), 0, 2);
+template <bool S> INLINE void fetch(const uint8_t* p, bool last, size_t jump) {
+  if (S) __builtin_prefetch(p + (last ? AHEAD + jump : AHEAD), 0, 2);
 }
 
 // f32: panel [K][16].
@@ -17,7 +17,7 @@ struct F32 {
     return ((const float*)(w + n / 16 * panel<K>()))[k * 16 + n % 16];
   }
   template <int K> INLINE void take(const float* x, Row<K>& row) { memcpy(row.x, x, K * 4); }
-  template <int R, int B, int K>
+  template <int R, int B, int K, bool S>
   INLINE void tile(const uint8_t* w, const Row<K>* x, vf (&acc)[R][B]) {
     clear(acc);
     for (int k = 0; k < K; k++) {
@@ -25,7 +25,7 @@ struct F32 {
       UNROLL for (int b = 0; b < B; b++) {
         const uint8_t* p = w + b * panel<K>() + (size_t)k * 64;
         wv[b] = v_load((const float*)p);
-        fetch<R>(p, k >= K - (int)(AHEAD / 64), (B - 1) * panel<K>());
+        fetch<S>(p, k >= K - (int)(AHEAD / 64), (B - 1) * panel<K>());
       }
       UNROLL for (int r = 0; r < R; r++) {
         vf xb = v_set(x[r].x[k]);
@@ -83,7 +83,7 @@ struct Bf16 {
     return v_fma(w.first, v_set(from_bf16(x[0])), acc);
   }
 #endif
-  template <int R, int B, int K>
+  template <int R, int B, int K, bool S>
   INLINE void tile(const uint8_t* w, const Row<K>* x, vf (&acc)[R][B]) {
     clear(acc);
     constexpr int pairs = (K + 1) / 2;
@@ -92,7 +92,7 @@ struct Bf16 {
       UNROLL for (int b = 0; b < B; b++) {
         const uint8_t* p = w + b * panel<K>() + (size_t)k * 64;
         wv[b] = pair(p);
-        fetch<R>(p, k >= pairs - (int)(AHEAD / 64), (B - 1) * panel<K>());
+        fetch<S>(p, k >= pairs - (int)(AHEAD / 64), (B - 1) * panel<K>());
       }
       UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int b = 0; b < B; b++) acc[r][b] = dot(acc[r][b], wv[b], x[r].x + 2 * k);

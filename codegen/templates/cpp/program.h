@@ -16,22 +16,23 @@ static inline int64_t nanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-// Unit u (S panels) of R rows, B panels at a time; the weight has PANELS panels in all.
-template <class W, int R, int B, int S, int K, int PANELS, class Row>
+// Unit u (S panels) of R rows, B panels at a time; the weight has PANELS panels in all. ONCE: it is
+// read by these rows alone, so memory is asked for it in time.
+template <class W, int R, int B, int S, int K, int PANELS, bool ONCE, class Row>
 INLINE void multiply(const uint8_t* w, int u, const Row* rows, float (&tile)[R][S * 16]) {
   w += (size_t)u * S * W::template panel<K>();
   for (int s = 0; s < S; s += B) {
     const uint8_t* p = w + s * W::template panel<K>();
     if (PANELS % S == 0 || u * S + s + B <= PANELS) {
       vf acc[R][B];
-      W::template tile<R, B, K>(p, rows, acc);
+      W::template tile<R, B, K, ONCE>(p, rows, acc);
       for (int r = 0; r < R; r++)
         for (int c = 0; c < B; c++) v_store(tile[r] + (s + c) * 16, acc[r][c]);
       continue;
     }
     for (int c = s; c < s + B && u * S + c < PANELS; c++, p += W::template panel<K>()) {
       vf acc[R][1];
-      W::template tile<R, 1, K>(p, rows, acc);
+      W::template tile<R, 1, K, ONCE>(p, rows, acc);
       for (int r = 0; r < R; r++) v_store(tile[r] + c * 16, acc[r][0]);
     }
   }
