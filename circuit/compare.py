@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ir.format import Format
 
 LARGEST_FACTOR = 4.0
-MEAN_FACTOR = 2.0
+MEAN_FACTOR = 3.0
 EPSILON = 4e-6
 
 
@@ -34,33 +35,36 @@ def distance(values: np.ndarray, oracle: np.ndarray) -> Distance:
 def allowance(eager: Distance, oracle: np.ndarray) -> Distance:
     """The distance at which values still count as no worse than eager's.
 
-    Four times eager's largest and twice its mean difference (both are draws of the same rounding), plus four
-    millionths of the oracle's own size, which a reduction in another order costs even where eager is exact.
+    Four times eager's largest and three times its mean difference (both are draws of the same roundings), plus
+    four millionths of the oracle's own size, which a reduction in another order costs even where eager is exact.
     """
     size = np.abs(oracle.astype(np.float64))
-    largest, mean = (
-        (float(size.max()), float(np.sqrt(np.square(size).mean()))) if size.size else (0, 0)
-    )
+    largest, mean = (float(size.max()), float(np.sqrt(np.square(size).mean()))) if size.size else (0, 0)
     return Distance(
         LARGEST_FACTOR * eager.largest + EPSILON * largest,
         MEAN_FACTOR * eager.mean + EPSILON * mean,
     )
 
 
-def no_worse_than_eager(compiled: np.ndarray, eager: np.ndarray, oracle: np.ndarray) -> bool:
-    """True if `compiled` is as near to `oracle` as `eager` is, within the stated allowance."""
-    seen, allowed = distance(compiled, oracle), allowance(distance(eager, oracle), oracle)
-    return seen.largest <= allowed.largest and seen.mean <= allowed.mean
+def pooled(distances: Iterable[Distance]) -> Distance:
+    """The largest of several distances: one row is a single draw of its roundings, many show their size."""
+    found = list(distances)
+    return Distance(max(d.largest for d in found), max(d.mean for d in found))
 
 
-def excess(compiled: np.ndarray, eager: np.ndarray, oracle: np.ndarray) -> float:
-    """The share of the allowance that `compiled` uses up; above 1 it is worse than eager."""
-    seen, allowed = distance(compiled, oracle), allowance(distance(eager, oracle), oracle)
+def share_used(compiled: np.ndarray, eager: Distance, oracle: np.ndarray) -> float:
+    """The share of the allowance that `compiled` uses up; above 1 it is worse than eager, which is `eager` off."""
+    seen, allowed = distance(compiled, oracle), allowance(eager, oracle)
     shares = [
         s / a if a else (0.0 if s == 0 else np.inf)
         for s, a in ((seen.largest, allowed.largest), (seen.mean, allowed.mean))
     ]
     return float(max(shares))
+
+
+def no_worse_than_eager(compiled: np.ndarray, eager: np.ndarray, oracle: np.ndarray) -> bool:
+    """True if `compiled` is as near to `oracle` as `eager` is, within the stated allowance."""
+    return share_used(compiled, distance(eager, oracle), oracle) <= 1
 
 
 def clear_rows(oracle: np.ndarray, compiled: np.ndarray) -> np.ndarray:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codegen.backend import ROWS
 from codegen.plan import Plan, Space
 from ir.key import DECODE
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """One changed byte of one weight of DECODE: the vector or the matrix that stands first in its plan."""
+    """One changed byte of a weight of DECODE: of its first vector, or of its first matrix in panels."""
 
     name: str
     dimensions: int
@@ -26,31 +26,41 @@ class Fault:
 
 FAULTS = (Fault("one byte of a norm", 1), Fault("one byte of a matrix", 2))
 EXPONENT_BIT = 0x40
+PLACES = 32  # a low bit of one of many weights may be too small to matter, so several bytes are tried
 
 
-@contextmanager
-def planted(runner: NativeRunner, fault: Fault) -> Iterator[None]:
-    """DECODE of `runner` reads a copy of one weight with one byte changed until the block ends."""
+def seen(
+    runner: NativeRunner, fault: Fault, is_wrong: Callable[[], bool]
+) -> bool:
+    """True if `is_wrong` says so while one byte is changed, for at least one of the places tried."""
+    return any(_seen_at(runner, fault, place, is_wrong) for place in range(PLACES))
+
+
+def _seen_at(
+    runner: NativeRunner, fault: Fault, place: int, is_wrong: Callable[[], bool]
+) -> bool:
     plan = runner.plan(DECODE)
     number = _victim(plan, fault)
     buffer = plan.buffers[number]
     changed = np.array(runner.part.weight(buffer.name, buffer.layout))
-    changed[_place(changed)] ^= EXPONENT_BIT
+    changed[_offset(len(changed), place)] ^= EXPONENT_BIT
     with runner.substituted(DECODE, number, changed):
-        yield
+        return is_wrong()
 
 
 def _victim(plan: Plan, fault: Fault) -> int:
-    """Number of the first weight that a launch reads and that has the fault's number of dimensions."""
+    """Number of the first weight that a launch reads whole and that has the fault's number of dimensions."""
     for launch in plan.launches:
         for number in launch.arguments:
             buffer = plan.buffers[number]
-            right = buffer.space is Space.WEIGHT and buffer.type.format.is_float
-            if right and len(buffer.type.shape) == fault.dimensions and "rope" not in buffer.name:
+            if buffer.space is not Space.WEIGHT or not buffer.type.format.is_float:
+                continue
+            whole = buffer.layout != ROWS or fault.dimensions == 1  # tables are read by single rows
+            if whole and len(buffer.type.shape) == fault.dimensions:
                 return number
     raise AssertionError(f"the plan of {plan.key} reads no weight of {fault.dimensions} dimensions")
 
 
-def _place(weight: np.ndarray) -> int:
-    """A byte in the middle that holds high bits of a number: the last of four."""
-    return len(weight) // 2 // 4 * 4 + 3
+def _offset(size: int, place: int) -> int:
+    """Byte number `place` to try: the last of four, which holds an exponent where numbers are f32."""
+    return min(size - 1, size * (2 * place + 1) // (2 * PLACES) // 4 * 4 + 3)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from circuit.compare import clear_rows, excess
-from circuit.faults import FAULTS, planted
+from circuit.compare import Distance, clear_rows, distance, pooled, share_used
+from circuit.faults import FAULTS, seen
 from circuit.report import Report
 from circuit.scenario import PREFIX, Observed, Script, one_by_one, walk
 from ir.key import DECODE, GraphKey, Mode
@@ -102,43 +102,60 @@ def check_part(
 ) -> PartCheck:
     """Walks through the programs of a part on all three runners, compares, and plants faults."""
     eager, oracle = eager_pair(bound, name, runner.pool.context)
-    compared, kept = [], {}
-    for done, seen in enumerate(
-        zip(*(walk(r, script, keys) for r in (runner, eager, oracle)), strict=True)
-    ):
-        report(f"{name} programs", done, max(len(keys), 1))
-        compared.append(compare(name, *seen))
-        kept[seen[0].key] = seen
+    kept: dict[GraphKey, tuple[Observed, Observed, Observed]] = {}
+    for trio in zip(*(walk(r, script, keys) for r in (runner, eager, oracle)), strict=True):
+        report(f"{name} programs", len(kept), max(len(keys), 1))
+        kept[trio[0].key] = trio
     report(f"{name} programs", 1, 1)
-    check = PartCheck(compared)
-    same_rows(name, check, runner, script, [seen[0] for seen in kept.values()])
+    sizes = eager_distances([(plain, exact) for _, plain, exact in kept.values()])
+    check = PartCheck([compare(name, first, last, sizes) for first, _, last in kept.values()])
+    same_rows(name, check, runner, script, [first for first, _, _ in kept.values()])
     if DECODE in kept:
-        for fault in FAULTS:
-            with planted(runner, fault):
-                broken = next(o for o in walk(runner, script, {DECODE}) if o.key == DECODE)
-            check.faults[fault.name] = bool(compare(name, broken, *kept[DECODE][1:]).problems)
+
+        def is_wrong() -> bool:
+            broken = next(o for o in walk(runner, script, {DECODE}) if o.key == DECODE)
+            return bool(compare(name, broken, kept[DECODE][2], sizes).problems)
+
+        check.faults = {fault.name: seen(runner, fault, is_wrong) for fault in FAULTS}
     eager.close()
     oracle.close()
     return check
 
 
-def compare(part: str, compiled: Observed, eager: Observed, oracle: Observed) -> Compared:
+def numbers_of(observed: Observed) -> dict[str, np.ndarray]:
+    """Everything that a program gave and stored which is a real number."""
+    outputs = {n: a for n, a in observed.outputs.items() if not n.startswith("tokens")}
+    return outputs | {f"stored {n}": a for n, a in observed.stored.items()}
+
+
+def drafted_alike(one: Observed, other: Observed) -> bool:
+    """True unless two runs of a chain went on with different drafts: then their numbers are of other texts."""
+    names = [n for n in one.outputs if n.startswith("tokens.")]
+    return all(np.array_equal(one.outputs[n], other.outputs[n]) for n in names)
+
+
+def eager_distances(pairs: Sequence[tuple[Observed, Observed]]) -> dict[str, Distance]:
+    """By name of an output or a state: how far eager is from the oracle, over all programs of a part."""
+    found: dict[str, list[Distance]] = {}
+    for plain, exact in pairs:
+        if drafted_alike(plain, exact):
+            known = numbers_of(exact)
+            for name, array in numbers_of(plain).items():
+                found.setdefault(name, []).append(distance(array, known[name]))
+    return {name: pooled(distances) for name, distances in found.items()}
+
+
+def compare(
+    part: str, compiled: Observed, oracle: Observed, eager: Mapping[str, Distance]
+) -> Compared:
     """The comparison of one program's outputs and stored rows, each held to the contract."""
     found = Compared(part, compiled.key, compiled.rows)
-    follows = all(
-        np.array_equal(compiled.outputs[n], oracle.outputs[n])
-        for n in compiled.outputs
-        if n.startswith("tokens.")
-    )
     if compiled.key.mode is Mode.CHAIN:
         _compare_chain(found, compiled, oracle)
-    if follows:  # after another draft, a chain's further rows are of another text
-        kinds = [("", "outputs"), ("stored ", "stored")]
-        for prefix, kind in kinds:
-            for name in getattr(compiled, kind):
-                if not name.startswith("tokens"):
-                    arrays = [getattr(o, kind)[name] for o in (compiled, eager, oracle)]
-                    _compare_numbers(found, prefix + name, *arrays)
+    if drafted_alike(compiled, oracle):
+        known = numbers_of(oracle)
+        for name, array in numbers_of(compiled).items():
+            _compare_numbers(found, name, array, eager[name], known[name])
     if "logits" in compiled.outputs:
         clear = clear_rows(oracle.outputs["logits"], compiled.outputs["logits"])
         equal = compiled.outputs["tokens"] == oracle.outputs["tokens"]
@@ -159,12 +176,12 @@ def _compare_chain(found: Compared, compiled: Observed, oracle: Observed) -> Non
 
 
 def _compare_numbers(
-    found: Compared, name: str, compiled: np.ndarray, eager: np.ndarray, oracle: np.ndarray
+    found: Compared, name: str, compiled: np.ndarray, eager: Distance, oracle: np.ndarray
 ) -> None:
     if compiled.shape != oracle.shape:
         found.problems.append(f"{name} is {list(compiled.shape)}, not {list(oracle.shape)}")
         return
-    share = excess(compiled, eager, oracle)
+    share = share_used(compiled, eager, oracle)
     found.numbers += compiled.size
     found.worst = max(found.worst, share)
     if not share <= 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from codegen.backend import Report
 
 WARM_UP = 3
+LONG = 0.2  # seconds
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,26 @@ def timed(contenders: Sequence[Contender], runs: int, report: Report) -> list[Ti
     """The timing of each contender, in the order given.
 
     Each is called `WARM_UP` times first, outside the clock. A round calls every contender twice in a row and
-    times the second call, so that each starts from its own caches; odd rounds go backwards.
+    times the second call, so that each starts from its own caches; what takes longer than `LONG` brings its
+    own and is called once. Odd rounds go backwards.
     """
+    long: set[int] = set()
     for done, contender in enumerate(contenders):
         report("warm up", done, len(contenders))
         for _ in range(WARM_UP):
+            start = time.perf_counter()
             contender.call()
+            if time.perf_counter() - start > LONG:
+                long.add(done)
+                break
     report("warm up", len(contenders), len(contenders))
     taken: dict[int, list[float]] = {index: [] for index in range(len(contenders))}
     order = list(taken)
     for done in range(runs):
         report("rounds", done, runs)
         for index in order if done % 2 == 0 else reversed(order):
-            contenders[index].call()
+            if index not in long:
+                contenders[index].call()
             start = time.perf_counter()
             contenders[index].call()
             taken[index].append((time.perf_counter() - start) * 1e3)
