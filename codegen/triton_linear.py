@@ -97,14 +97,14 @@ class _Linear:
         xs = {}
         with w.hole() as loads, w.scope({"k": Axis("k", 1, self.block, cut)}):
             for c, lane in enumerate(self.lanes):
-                weights[c] = self.weights(lane, k)
+                weights[c] = self.weights(lane, k, start, extent)
             narrow = self.wide and self.x.format is Format.BF16
             rounded = [self.x.at(row, k) for row in self.rows]
             wanted = [r if narrow else widened(r) for r in rounded]
             w.expect(wanted)
             for i, e in enumerate(wanted):
                 text = w.value(e)
-                if self.wide and cut:  # lanes past the end must add nothing
+                if cut:  # lanes past the end add nothing, whatever the prologue makes of zeros
                     text = f"tl.where({cut}, {text}, 0.0).to({TYPES[e.format]})"
                 xs[i] = w.fresh("x")
                 shape = f"({self.schedule.rows}, {self.block})"
@@ -112,7 +112,7 @@ class _Linear:
         products = [(a, weights[c], xs[i]) for (i, c), a in sums.items()]
         return {"extent": extent, "loads": loads, "products": products}
 
-    def weights(self, lane: Expr, k: Expr) -> str:
+    def weights(self, lane: Expr, k: Expr, first: int, extent: int) -> str:
         """A name that holds the tile of weight rows `lane` at columns `k`; lanes past the end are zero."""
         w = self.w
         format = Format.of(self.weight.type.format.dtype)
@@ -122,27 +122,30 @@ class _Linear:
             axes["column"] = Axis("weight_row", 0, self.schedule.columns, cut)
         with w.scope(axes):
             load = make("load", lane, k, format=format, payload=self.weight.name)
-            text = self.block_tile(lane, k) if self.fast_blocks(k) else w.value(load)
+            whole = self.whole_blocks(first, extent)
+            text = self.block_tile(lane, first, extent) if whole else w.value(load)
             to = Format.BF16 if self.wide and self.x.format is Format.BF16 else Format.F32
             name = w.fresh("w")
             w.line(f"{name} = {text}" + (f".to({TYPES[to]})" if format is not to else ""))
         return name
 
-    def fast_blocks(self, k: Expr) -> bool:
-        """True if a tile of weights holds whole blocks."""
-        whole = self.k % self.block == 0 and self.block % BLOCK == 0
-        return self.weight.type.format.is_block and whole and not self.w.mask(k)
+    def whole_blocks(self, first: int, extent: int) -> bool:
+        """True if columns `first` to `first + extent` of a weight are whole blocks of its format."""
+        numbers = (self.k, self.block, first, extent)
+        return self.weight.type.format.is_block and not any(n % BLOCK for n in numbers)
 
-    def block_tile(self, lane: Expr, k: Expr) -> str:
+    def block_tile(self, lane: Expr, first: int, extent: int) -> str:
         """A tile of block-format weights: quants and each scale once, spread over its block in registers."""
         w, name, rows, block = self.w, self.weight.name, self.schedule.columns, self.block
-        row, mask = w.bound(lane), w.mask(lane)
-        first = int(k.args[1].payload) if k.op == "add" else 0
+        row, cut = w.bound(lane), w.mask(lane)
 
         def tile(stem: str, per: int) -> str:
-            start = f"(start + {first}) // {per}" if first else f"start // {per}"
-            lanes = f"({start} + tl.arange(0, {block // per})[None, :])"
-            return w.load(f"{stem} + ({row}).to(tl.int64) * {self.k // per} + {lanes}", mask)
+            at = w.fresh("b")
+            start = f"start // {per}" if not first else f"(start + {first}) // {per}"
+            w.line(f"{at} = {start} + tl.arange(0, {block // per})[None, :]")
+            inside = f"({at} < {(first + extent) // per})" if extent % block else ""
+            mask = " & ".join(m for m in (cut, inside) if m)
+            return w.load(f"{stem} + {row}.to(tl.int64) * {self.k // per} + {at}", mask)
 
         def spread(stem: str) -> str:
             shape = f"({rows}, {block // BLOCK}, {BLOCK})"

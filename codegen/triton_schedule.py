@@ -15,7 +15,7 @@ BLOCK_K = 256
 """Columns of a weight row that one warp reads at a time. Part of the order of sums: never a choice."""
 FEW_ROWS = 8
 """The most rows that are computed row by row; more rows go to the matrix units."""
-_SUMS = 16  # accumulator tiles of one warp, 8 registers a lane each
+_SUMS = 8  # accumulator tiles of one warp, 8 registers a lane each; one column is always allowed
 _REGISTERS = 240
 _BANDWIDTH, _PROCESSORS, _IN_FLIGHT = 4.3e12, 132, 32 * 1024
 
@@ -73,7 +73,7 @@ def linear_space(lowered: Lowered) -> Iterator[TritonSchedule]:
                     columns=max(16, columns), rows=rows, block_k=64, warps=warps, stages=stages
                 )
         return
-    lanes = len(lanes_of(lowered))
+    lanes, blocks = len(lanes_of(lowered)), lowered.direct["weight"].type.format.is_block
     for columns in (1, 2, 4, 8):
         if columns > 1 and m * lanes * columns > _SUMS:
             continue
@@ -82,7 +82,8 @@ def linear_space(lowered: Lowered) -> Iterator[TritonSchedule]:
             continue
         for tiles in (1, 2, 4):
             for unroll in (1, 2):
-                if unroll > 1 and (m > 4 or registers(m, lanes, columns, unroll) > _REGISTERS):
+                wanted = registers(m, lanes, columns, unroll)
+                if unroll > 1 and (blocks or m > 4 or wanted > _REGISTERS):
                     continue
                 yield TritonSchedule(columns=columns, tiles=tiles, unroll=unroll)
 

@@ -141,7 +141,7 @@ def test_every_program_of_a_target_and_a_head(
         ):
             walks = [walk(r, text, keys) for r in (runner, eager, oracle)]
             compared = [compare(*seen) for seen in zip(*walks, strict=True)]
-            assert len(compared) >= len(keys) - 1 and sum(compared) > 4000
+            assert len(compared) >= len(keys) - 1 and sum(compared) > 3000
             assert len(runner.plan(DECODE).launches) <= (9 if name == "draft" else 15)
 
 
