@@ -81,6 +81,50 @@ def fetch(
 
 
 @app.command()
+def train(
+    model: Annotated[str, typer.Argument(help="A GGUF file, a folder, a hub id, or `demo`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The head's safetensors file to write.")],
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="Tokens of answers that the target writes.")
+    ] = 1_000_000,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Updates of the head.")] = 1500,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    draft_vocab: Annotated[
+        int, typer.Option("--draft-vocab", min=16, help="Ids that the head scores.")
+    ] = 8192,
+    batch_rows: Annotated[
+        int, typer.Option("--batch-rows", min=1, help="Tokens of answers in one update.")
+    ] = 2048,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", min=0.0, help="Of the head's matrices.")
+    ] = 3e-3,
+    keep_out: Annotated[
+        Path | None,
+        typer.Option("--keep-out", help="JSON list of prompts that no text may begin with."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was interrupted.")
+    ] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a draft head on text that the model writes itself. Ctrl-C pauses; --resume goes on."""
+
+    def action(screen: Screen) -> Record:
+        from circuit.train.command import TrainRequest, train_head
+
+        request = TrainRequest(
+            model=model, out=out, tokens=tokens, steps=steps, seed=seed, draft_vocab=draft_vocab,
+            batch_rows=batch_rows, learning_rate=learning_rate, resume=resume, keep_out=keep_out,
+            threads=threads,
+        )  # fmt: skip
+        return train_head(request, screen)
+
+    _run(action, as_json, debug)
+
+
+@app.command()
 def compile(
     model: Annotated[str, typer.Argument(help="A GGUF file, a folder, a hub id, or `demo`.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.fx
 
 from ir.graph import Graph, MergedWeight, Role
+from ir.op import Op
 from ir.tensor import PackedTensor, unpacked
 
 Values = Mapping[str, "torch.Tensor | PackedTensor"]
+Readings = Mapping[Op, Callable]
 
 
 def merged_rows(merged: MergedWeight, weights: Values) -> torch.Tensor | PackedTensor:
@@ -29,13 +31,16 @@ def merged_rows(merged: MergedWeight, weights: Values) -> torch.Tensor | PackedT
 
 
 def interpret(
-    graph: Graph, inputs: Values, weights: Values, states: Values, *, double: bool = False
-) -> dict[str, torch.Tensor]:
+    graph: Graph, inputs: Values, weights: Values, states: Mapping[str, object], *,
+    double: bool = False, readings: Readings | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Output name -> value. States are written in place.
 
     `double` computes in float64 (weights and float inputs are widened; states must be float64
-    already): the oracle that compiled programs are measured against.
+    already): the oracle that compiled programs are measured against. `readings` gives some ops another
+    body, for instance ones over another kind of state or in another precision; the graph stays the same.
     """
+    instead = readings or {}
     env: dict[torch.fx.Node, object] = {}
 
     def widened(value: torch.Tensor | PackedTensor) -> torch.Tensor:
@@ -53,7 +58,8 @@ def interpret(
                 whole = merged_rows(slot.merged, weights) if slot.merged else weights[slot.name]
                 env[node] = widened(whole)
         elif node.op == "call_function":
-            env[node] = node.target(*(env[a] for a in node.args), **node.kwargs)
+            call = instead.get(node.target, node.target)
+            env[node] = call(*(env[a] for a in node.args), **node.kwargs)
         else:
             return {name: env[value] for name, value in node.args[0].items()}
     raise AssertionError("the graph has no output node")

@@ -1,0 +1,1 @@
+"""Training of a draft head on text that its target writes itself."""

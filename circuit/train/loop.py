@@ -1,0 +1,135 @@
+"""The training loop: batches in a seeded order, lessons, updates, and a state to go on from."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from circuit.train.errors import Diverged
+from circuit.train.loss import Lesson, Teacher
+from circuit.train.measure import Acceptance, acceptance
+from circuit.train.optimiser import Optimiser
+from circuit.train.run import Mark, Plan, Progress, save_state
+from circuit.train.texts import Written
+from circuit.train.unroll import Batch, Unroller
+
+POOL, LOG_EVERY, MEASURE_EVERY, SAVE_EVERY, DRAFTS = 512, 20, 200, 50, 3
+
+
+def batches(
+    texts: Sequence[Written], rows: int, seed: int, epoch: int
+) -> list[list[Written]]:  # fmt: skip
+    """The texts of one epoch in batches of about `rows` tokens of answers, alike in length, in seeded order."""
+    rng = random.Random(f"{seed} {epoch}")
+    order = list(texts)
+    rng.shuffle(order)
+    made: list[list[Written]] = []
+    for begin in range(0, len(order), POOL):
+        batch: list[Written] = []
+        count = 0
+        for text in sorted(order[begin : begin + POOL], key=lambda t: len(t.ids)):
+            batch.append(text)
+            count += text.answer
+            if count >= rows:
+                made.append(batch)
+                batch, count = [], 0
+        if count > rows // 4 or not made:
+            made.append(batch)
+    rng.shuffle(made)
+    return made
+
+
+@dataclass
+class Training:
+    """A run in memory: the head's graphs, the teacher, the texts, the optimiser and how far it is."""
+
+    plan: Plan
+    folder: Path
+    unroller: Unroller
+    teacher: Teacher
+    optimiser: Optimiser
+    progress: Progress
+    texts: Sequence[Written] = field(repr=False)
+    held_out: Sequence[Written] = field(repr=False)
+
+    def run(self, told: Callable[[int], None]) -> None:
+        """Trains up to the planned number of steps; what is interrupted is saved as it is between steps."""
+        try:
+            self._steps(told)
+        finally:
+            self.save()
+
+    def _steps(self, told: Callable[[int], None]) -> None:
+        progress, total, lessons = self.progress, self.plan.steps, []
+        for texts in self._batches():
+            if progress.step >= total:
+                break
+            lessons.append(self._learn(Batch.of(texts)))
+            told(progress.step)
+            if progress.step % LOG_EVERY == 0 or progress.step == total:
+                progress.marks.append(_mark(progress.step, lessons))
+                lessons = []
+            if progress.step % MEASURE_EVERY == 0 or progress.step == total:
+                self._measure()
+            if progress.step % SAVE_EVERY == 0:
+                self.save()
+
+    def _batches(self) -> Iterator[list[Written]]:
+        """Batches from where the run is, epoch after epoch."""
+        progress = self.progress
+        while True:
+            epoch = batches(self.texts, self.plan.batch_rows, self.plan.seed, progress.epoch)
+            yield from epoch[progress.place :]
+            progress.epoch, progress.place = progress.epoch + 1, 0
+
+    def _learn(self, batch: Batch) -> tuple[float, list[list[int]]]:
+        """One update; loss, and drafts and right drafts by step. Nothing is changed before it is complete."""
+        lesson = Lesson(self.teacher, batch)
+        learned = {
+            n: w.to(self.teacher.rows.dtype) if w.ndim == 2 else w
+            for n, w in self.optimiser.weights.items()
+        }
+        self.unroller.run(learned, batch, DRAFTS, lesson)
+        loss = float(lesson.loss.detach())
+        if not math.isfinite(loss):
+            raise Diverged(step=self.progress.step)
+        lesson.loss.backward()
+        self.optimiser.update(self.plan.share(self.progress.step))
+        self.progress.step += 1
+        self.progress.place += 1
+        self.progress.rows += lesson.rows
+        return loss, lesson.counts
+
+    def _measure(self) -> None:
+        if self.held_out:
+            found = self.measured()
+            mark = Mark(self.progress.step, acceptance=tuple(found.shares),
+                        tokens_per_step=found.tokens_per_step)  # fmt: skip
+            self.progress.marks.append(mark)
+
+    def measured(self) -> Acceptance:
+        """Acceptance on the held-out texts, of the weights as they are shipped."""
+        weights = {n: t.float() for n, t in self.learned().items()}
+        return acceptance(self.unroller.exact(), weights, self.held_out, DRAFTS)
+
+    def learned(self) -> dict[str, torch.Tensor]:
+        """The head's weights so far: the average over the last steps, in bf16 as they are shipped."""
+        return {n: t.bfloat16() for n, t in self.optimiser.average.items()}
+
+    def save(self) -> None:
+        """Writes the state, so that a run with the same plan goes on here."""
+        save_state(self.folder, self.optimiser.stored(), self.progress)
+
+
+def _mark(step: int, lessons: Sequence[tuple[float, list[list[int]]]]) -> Mark:
+    """The mean over the lessons since the last mark."""
+    counts = [[sum(c[j][i] for _, c in lessons) for i in (0, 1)] for j in range(DRAFTS)]
+    return Mark(
+        step, loss=sum(loss for loss, _ in lessons) / len(lessons),
+        agreement=tuple(right / max(1, made) for made, right in counts),
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""What a draft row learns: the target's own distribution over the ids that the head scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from circuit.train.unroll import Batch, Drafted
+from ir.ops import linear, rms_norm
+
+STEP_WEIGHTS = (1.0, 0.8, 0.6)
+
+
+class _Divergence(torch.autograd.Function):
+    """Sum over rows of the cross entropy of `logits` against `wanted` [m, v], times `weight`.
+
+    The gradient by the logits is `weight * (softmax - wanted)`; it is made in the forward, in place of the
+    logits, since nothing else of them is needed.
+    """
+
+    @staticmethod
+    def forward(ctx, logits, wanted, weight):
+        mass = logits.float()
+        shifted = mass - mass.amax(-1, keepdim=True)
+        mass = shifted.exp()
+        total = mass.sum(-1, keepdim=True)
+        loss = (total[:, 0].log() - (wanted * shifted).sum(-1)).sum() * weight
+        mass.div_(total).sub_(wanted).mul_(weight)
+        ctx.save_for_backward(mass.to(logits.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0] * gradient, None, None
+
+
+def divergence(logits: torch.Tensor, wanted: torch.Tensor, weight: float) -> torch.Tensor:
+    """`weight` times the summed cross entropy of rows of `logits` against distributions `wanted`."""
+    return _Divergence.apply(logits, wanted, weight)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The target after its last layer: the final norm and the rows of its head that the draft scores."""
+
+    norm: torch.Tensor
+    eps: float
+    rows: torch.Tensor
+
+    @torch.no_grad()
+    def distribution(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The distributions [m, v] of the token after each row of `hidden`, in the format of `rows`."""
+        normed = rms_norm(hidden.float(), self.norm, eps=self.eps)
+        return linear(normed, self.rows).softmax(-1).to(self.rows.dtype)
+
+
+class Lesson:
+    """Visits the steps of one batch: sums the loss, counts agreement, lets right drafts go on.
+
+    A chain goes on while its draft is the text's own token, because only then is its next draft of use; so
+    step 2 is learned where step 1 was right. `loss` is the weighted mean over the rows of the first step.
+    """
+
+    def __init__(self, teacher: Teacher, batch: Batch, weights: tuple[float, ...] = STEP_WEIGHTS) -> None:
+        self._batch, self._weights = batch, weights
+        places = torch.arange(batch.hidden.shape[1])[None]
+        text, place = (
+            (places >= batch.starts[:, None]) & (places < (batch.lengths - 1)[:, None])
+        ).nonzero(as_tuple=True)
+        self._row = torch.full(batch.hidden.shape[:2], -1)
+        self._row[text, place] = torch.arange(len(text))
+        self._wanted = teacher.distribution(batch.hidden[text, place])
+        self.rows = 0
+        self.loss = torch.zeros(())
+        self.counts = [[0, 0] for _ in weights]  # per step: drafts, right ones
+
+    def __call__(self, step: Drafted) -> torch.Tensor:
+        if step.number == 0:
+            self.rows = len(step.key)
+        wanted = self._wanted[self._row[step.text, step.key + step.number + 1]]
+        weight = self._weights[step.number] / self.rows
+        self.loss = self.loss + divergence(step.logits, wanted, weight)
+        right = step.right
+        self.counts[step.number] = [len(right), int(right.sum())]
+        return right

@@ -1,0 +1,124 @@
+"""How a head's graph is read while it is trained: rows of many texts at once, and states with gradients.
+
+The graph is the one that is compiled. Only four ops have another body here: the two that touch the cache,
+because a training step needs the gradient through what it writes, and `linear` and `argmax`, for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import linear as product
+
+from ir.interpret import Readings
+from ir.op import wide
+from ir.ops import argmax, attention, kv_write, linear
+from ir.ops.attention import BLOCK_ROWS
+
+
+class TextRows:
+    """Keys and values of a batch of texts [s, l, g, d], and those of the chains that drafts grow from.
+
+    Rows written before `branch` are true rows, of which each text has one per index. After it every row
+    given is the next one of its own chain: it is seen by that chain only, and `depth` counts them.
+    """
+
+    def __init__(self, texts: int, length: int) -> None:
+        self.texts = texts
+        self.length = -(-length // BLOCK_ROWS) * BLOCK_ROWS
+        self._keys: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
+        self._own: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._branched = False
+
+    @property
+    def tables(self) -> torch.Tensor:
+        """Block numbers [s, t] under which the slots of text s are those of its own rows."""
+        blocks = self.length // BLOCK_ROWS
+        return torch.arange(self.texts * blocks, dtype=torch.int32).view(self.texts, blocks)
+
+    @property
+    def depth(self) -> int:
+        """Rows of its own that each chain has."""
+        return len(self._own)
+
+    def branch(self) -> None:
+        """Rows that come from now on belong to chains."""
+        self._branched = True
+
+    def keep(self, chains: torch.Tensor) -> None:
+        """Goes on with chains number `chains` only."""
+        self._own = [(k[chains], v[chains]) for k, v in self._own]
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> TextRows:
+        """Takes keys and values [m, g, d] in."""
+        if self._branched:
+            self._own.append((k, v))
+            return self
+        at = slots.long()
+        if self._keys is None:
+            shape = (self.texts * self.length, *k.shape[1:])
+            self._keys, self._values = k.new_zeros(shape), v.new_zeros(shape)
+        self._keys = self._keys.index_put((at,), k)
+        self._values = self._values.index_put((at,), v)
+        return self
+
+    def attend(
+        self, q: torch.Tensor, text: torch.Tensor, index: torch.Tensor, scale: float,
+        dtype: torch.dtype | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Attention [m, h, d] of rows `index` of `text` over the true rows before their chain, and over it."""
+        rows, heads, dim = q.shape
+        s, l, g = self.texts, self.length, self._keys.shape[1]
+        at = (text.long(), (index - self.depth).long())
+        keys, values = (
+            x.view(s, l, g, dim).transpose(1, 2) for x in (self._keys, self._values)
+        )  # [s, g, l, d]
+        kind = dtype or q.dtype
+        dense = self._dense(q * scale, at, s, l).transpose(1, 2).reshape(s, g, -1, dim)
+        scores = wide(dense.to(kind) @ keys.to(kind).transpose(-1, -2)).view(s, heads, l, l)
+        scores = scores.masked_fill(~torch.ones(l, l, dtype=torch.bool).tril(), -1e30)
+        grouped = q.view(rows, g, -1, dim) * scale
+        for k, _ in self._own:
+            own = (grouped * k[:, :, None]).sum(-1).view(rows, heads)
+            own = self._dense(own, at, s, l).transpose(1, 2)[..., None]
+            scores = torch.cat([scores, own], -1)
+        mass = scores.softmax(-1)
+        true = mass[..., :l].to(kind).reshape(s, g, -1, l) @ values.to(kind)
+        seen = wide(true).view(s, heads, l, dim).transpose(1, 2)[at]
+        for number, (_, v) in enumerate(self._own):
+            part = mass[..., l + number].transpose(1, 2)[at].view(rows, g, -1, 1)
+            seen = seen + (part * v[:, :, None]).reshape(rows, heads, dim)
+        return seen
+
+    @staticmethod
+    def _dense(x: torch.Tensor, at: tuple[torch.Tensor, ...], texts: int, length: int):
+        """Rows of `x` at their places in zeros [s, l, ...]."""
+        return x.new_zeros(texts, length, *x.shape[1:]).index_put(at, x)
+
+
+def training_readings(dtype: torch.dtype | None, scores: torch.Tensor) -> Readings:
+    """Bodies over `TextRows`; matrix products in `dtype` (None: in that of the rows).
+
+    Products with `scores`, the largest by far, are left in `dtype`.
+    """
+
+    def write(cache: TextRows, k, v, slots):
+        return cache.write(k, v, slots)
+
+    def attend(q, cache: TextRows, tables, row_sequence, indices, *, scale):
+        return cache.attend(q, row_sequence, indices, scale, dtype)
+
+    def multiply(x, weight, *, activation=None):
+        wanted = dtype or x.dtype
+        y = product(x.to(wanted), weight.to(wanted))
+        return y if weight is scores else y.to(x.dtype)
+
+    def first_largest(logits):
+        return logits.argmax(-1).to(torch.int32)
+
+    bodies: dict[object, Callable] = {
+        kv_write: write, attention: attend, linear: multiply, argmax: first_largest,
+    }  # fmt: skip
+    return bodies

@@ -1,0 +1,304 @@
+"""Training runs the head's own graph: steps, gradients, acceptance, resumption, and what keeps prompts out."""
+
+import random
+from dataclasses import replace
+
+import heads
+import numpy as np
+import pytest
+import torch
+
+from circuit.train import errors, loop, optimiser, prompts, run, texts, writing
+from circuit.train.loss import Lesson, Teacher, divergence
+from circuit.train.measure import acceptance, walk
+from circuit.train.unroll import Batch, Unroller
+from proposers.mtp_binding import bind_head
+from proposers.options import DraftOptions, head_keys
+
+OPTIONS = DraftOptions(48, head_keys(batches=(2,), chunk=8))
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3.5"])
+def tiny(request):
+    return heads.make_head(request.param)
+
+
+def text(length, start, seed=0, greedy=True):
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, heads.VOCAB, (length,), generator=draw, dtype=torch.int32)
+    return texts.Written(ids, torch.randn(length - 1, heads.HIDDEN, generator=draw), start, greedy)
+
+
+def unroller(tiny):
+    return Unroller(bind_head(tiny.weights, tiny.side, OPTIONS))
+
+
+def learned(tiny):
+    return {n: t.float() for n, t in tiny.weights.tensors.items()}
+
+
+# The steps ------------------------------------------------------------------------------------------
+
+
+def test_each_chain_is_the_one_of_run_time(tiny):
+    """True rows up to a chain's beginning, then its own rows: what propose does after a refeed."""
+    given = [text(9, 3), text(13, 5, seed=1)]
+    seen = {}
+
+    def visit(step):
+        for chain, (t, key) in enumerate(zip(step.text.tolist(), step.key.tolist())):
+            seen[t, key, step.number] = step.logits[chain]
+        return torch.ones_like(step.right)
+
+    unroller(tiny).run(learned(tiny), Batch.of(given), 3, visit)
+    expected = 0
+    for number, one in enumerate(given):
+        for key in range(one.start - 1, len(one.ids) - 2):
+            tokens, hiddens = one.ids[1 : key + 2].tolist(), one.hidden[: key + 1].double()
+            for step in range(min(3, len(one.ids) - 2 - key)):
+                x, final, _, _ = tiny.run(tokens, hiddens)
+                torch.testing.assert_close(
+                    seen[number, key, step].double(), tiny.logits(final[-1]), atol=2e-4, rtol=2e-4
+                )
+                recycled = x if tiny.weights.contract.recycle.value == "pre_norm" else final
+                tokens = [*tokens, int(one.ids[key + 2 + step])]
+                hiddens = torch.cat([hiddens, recycled[-1:]])
+                expected += 1
+    assert len(seen) == expected
+
+
+def test_only_chains_that_are_asked_for_go_on(tiny):
+    given, numbers = text(12, 4), []
+
+    def visit(step):
+        numbers.append((step.number, step.key.tolist()))
+        return step.key % 2 == step.number % 2
+
+    unroller(tiny).run(learned(tiny), Batch.of([given]), 3, visit)
+    assert numbers == [(0, [3, 4, 5, 6, 7, 8, 9]), (1, [4, 6, 8])]
+
+
+def test_gradients_reach_every_weight_through_every_step(tiny):
+    weights = {n: t.requires_grad_() for n, t in learned(tiny).items()}
+    given = Batch.of([text(12, 4), text(10, 2, seed=3)])
+
+    def visit(step):
+        losses.append(step.logits.square().mean())
+        return torch.ones_like(step.right)
+
+    for steps in (1, 2, 3):
+        losses = []
+        unroller(tiny).run(weights, given, steps, visit)
+        assert len(losses) == steps
+        losses[-1].backward()
+        assert all(t.grad.abs().max() > 0 for t in weights.values())
+
+
+# What is learned ------------------------------------------------------------------------------------
+
+
+def test_divergence_is_the_cross_entropy_and_so_is_its_gradient():
+    logits = torch.randn(5, 7, requires_grad=True)
+    wanted = torch.randn(5, 7).softmax(-1)
+    mine = divergence(logits, wanted, 0.25)
+    mine.backward()
+    other = logits.detach().clone().requires_grad_()
+    plain = 0.25 * -(wanted * other.log_softmax(-1)).sum()
+    plain.backward()
+    torch.testing.assert_close(mine, plain)
+    torch.testing.assert_close(logits.grad, other.grad)
+
+
+def lesson_of(tiny, batch):
+    rows = tiny.side.lm_head[tiny.weights.draft_ids.long()]
+    return Lesson(Teacher(torch.ones(heads.HIDDEN), 1e-5, rows), batch)
+
+
+def test_a_lesson_counts_rows_and_follows_right_drafts_only(tiny):
+    batch = Batch.of([text(12, 4), text(10, 2, seed=3)])
+    lesson = lesson_of(tiny, batch)
+    unroller(tiny).run(learned(tiny), batch, 3, lesson)
+    assert lesson.rows == lesson.counts[0][0] == (12 - 4 - 1) + (10 - 2 - 1)
+    assert lesson.counts[1][0] <= lesson.counts[0][1] and lesson.counts[2][0] <= lesson.counts[1][1]
+
+
+def test_updates_lower_the_loss(tiny):
+    batch = Batch.of([text(24, 4, seed=s) for s in range(4)])
+    mine = optimiser.Optimiser(learned(tiny), optimiser.Rates(matrices=1e-2, vectors=1e-2))
+    losses = []
+    for _ in range(25):
+        lesson = lesson_of(tiny, batch)
+        unroller(tiny).run(mine.weights, batch, 1, lesson)
+        lesson.loss.backward()
+        mine.update(1.0)
+        losses.append(lesson.loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_orthogonal_keeps_directions_and_evens_out_sizes():
+    matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(0))
+    matrix = matrix @ torch.diag(torch.logspace(-1, 1, 16))
+    made = optimiser.orthogonal(matrix)
+    sizes = torch.linalg.svdvals(made)
+    assert sizes.min() > 0.3 and sizes.max() < 1.4
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    assert (u.T @ made @ v.T).diagonal().min() > 0.3
+
+
+# Acceptance -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("right", "checks", "taken"),
+    [
+        ("000000 000000 000000", 5, [0, 0, 0]),
+        ("111111 111111 111111", 2, [2, 1, 1]),
+        ("101010 111111 000000", 3, [2, 1, 0]),
+        ("010101 000000 111111", 3, [2, 0, 0]),
+    ],
+)
+def test_walk_is_what_an_engine_would_do(right, checks, taken):
+    table = torch.tensor([[c == "1" for c in row] for row in right.split()])
+    assert walk(table, 0, 7) == (checks, taken)
+
+
+def test_acceptance_is_that_of_a_replayed_chain(tiny):
+    """Each check proposes with the oracle over true rows; what it accepts is counted by hand."""
+    given = [text(16, 3, seed=s) for s in range(3)]
+    for number, one in enumerate(given):  # a text that the head itself continues now and then
+        for at in range(5 + number, 15, 3):
+            drafts = tiny.chain(one.ids[1:at].tolist(), one.hidden[: at - 1], 2)
+            one.ids[at : at + 2] = torch.tensor(drafts[: min(2, 16 - at)], dtype=torch.int32)
+    checks, taken = 0, [0, 0, 0]
+    for one in given:
+        key = one.start - 1
+        while key + 2 < 16:
+            drafts = tiny.chain(one.ids[1 : key + 2].tolist(), one.hidden[: key + 1], 3)
+            count = 0
+            while count < 3 and key + 2 + count < 16 and drafts[count] == one.ids[key + 2 + count]:
+                taken[count] += 1
+                count += 1
+            checks, key = checks + 1, key + count + 1
+    found = acceptance(unroller(tiny), learned(tiny), given, 3)
+    assert (found.checks, list(found.accepted)) == (checks, taken) and taken[0] > 0
+    assert found.tokens_per_step == pytest.approx(1 + sum(taken) / checks)
+
+
+# Runs -----------------------------------------------------------------------------------------------
+
+PLAN = run.Plan("tiny", "0" * 64, 5, 100, 12, heads.SCORED, 30, 5e-3)
+
+
+def training(tiny, folder, plan=PLAN):
+    rows = tiny.side.lm_head[tiny.weights.draft_ids.long()]
+    made = loop.Training(
+        plan, folder, unroller(tiny), Teacher(torch.ones(heads.HIDDEN), 1e-5, rows),
+        optimiser.Optimiser(learned(tiny), optimiser.Rates(matrices=plan.learning_rate)),
+        run.Progress(), [text(12 + s % 5, 3 + s % 4, seed=s) for s in range(11)],
+        [text(14, 4, seed=100)],
+    )  # fmt: skip
+    if (saved := run.load_state(folder)) is not None:
+        made.optimiser.restore(saved[0], saved[1].step)
+        made.progress = saved[1]
+    return made
+
+
+@pytest.mark.parametrize("stop", [1, 5, 11])
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(tiny, tmp_path, stop):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        run.open_run(folder, PLAN, resume=False)
+    training(tiny, whole).run(lambda step: None)
+
+    def interrupt(step):
+        if step == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training(tiny, parts).run(interrupt)
+    run.open_run(parts, PLAN, resume=True)
+    training(tiny, parts).run(lambda step: None)
+    ends = [run.load_state(folder) for folder in (whole, parts)]
+    assert ends[0][1].step == ends[1][1].step == 12 and ends[0][1].rows == ends[1][1].rows
+    for name, tensor in ends[0][0].items():
+        assert torch.equal(tensor, ends[1][0][name]), name
+
+
+def test_a_run_is_not_begun_twice_nor_resumed_as_another(tmp_path):
+    with pytest.raises(errors.NothingToResume):
+        run.open_run(tmp_path, PLAN, resume=True)
+    run.open_run(tmp_path, PLAN, resume=False)
+    with pytest.raises(errors.AlreadyBegun):
+        run.open_run(tmp_path, PLAN, resume=False)
+    with pytest.raises(errors.OtherRun, match="seed 5, not 6"):
+        run.open_run(tmp_path, replace(PLAN, seed=6), resume=True)
+    (tmp_path / run.STATE).write_bytes(b"broken")
+    with pytest.raises(errors.BrokenRun):
+        run.load_state(tmp_path)
+
+
+def test_epochs_hold_every_text_once_in_an_order_of_their_own():
+    given = [text(10 + s % 7, 4, seed=s) for s in range(40)]
+    first, again, second = (loop.batches(given, 50, 1, epoch) for epoch in (0, 0, 1))
+    assert [[id(t) for t in b] for b in first] == [[id(t) for t in b] for b in again]
+    assert [[id(t) for t in b] for b in first] != [[id(t) for t in b] for b in second]
+    seen = [id(t) for b in first for t in b]
+    assert len(seen) == len(set(seen)) >= 38
+    assert all(sum(t.answer for t in b) < 50 + 17 for b in first)
+
+
+def test_shards_give_back_what_was_written(tmp_path):
+    given = [text(9, 3, seed=1), text(5, 2, seed=2, greedy=False)]
+    path = tmp_path / texts.SHARD.format(0)
+    texts.save_shard(path, given)
+    assert texts.shards(tmp_path) == [path]
+    for mine, theirs in zip(given, texts.read_shard(path), strict=True):
+        assert torch.equal(mine.ids, theirs.ids) and mine.start == theirs.start
+        assert torch.equal(mine.hidden.bfloat16(), theirs.hidden) and mine.greedy == theirs.greedy
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(errors.BrokenRun):
+        list(texts.read_shard(path))
+
+
+# Prompts --------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_seeded_and_varied():
+    made = [[prompts.request(r) for _ in range(400)] for r in (random.Random(1), random.Random(1))]
+    assert made[0] == made[1] and len(set(made[0])) > 350
+    assert not any("{" in p for p in made[0])
+    openings = {prompts.opening(random.Random(s)) for s in range(200)}
+    assert len(openings) > 120 and all(openings)
+
+
+def test_the_guard_keeps_copies_and_near_copies_out():
+    guard = prompts.Guard(["What is the capital of Australia, and how many people live there?", "Who?"])
+    assert guard.refuses("what is the capital of AUSTRALIA and how many people live there")
+    assert guard.refuses("Please tell me: what is the capital of Australia, and how many live there?")
+    assert guard.refuses("who")
+    assert not guard.refuses("What is the weather like in Australia?")
+    assert not guard.refuses("Who was Plato?")
+
+
+def test_no_benchmark_prompt_is_made():
+    import json
+    from pathlib import Path
+
+    bench = json.loads((Path(__file__).parent.parent / "bench" / "prompts.json").read_text("utf-8"))
+    assert len(bench) == len(set(bench)) == 50
+    guard, rng = prompts.Guard(bench), random.Random(0)
+    made = [p for p in (prompts.request(rng) for _ in range(3000)) if not guard.refuses(p)]
+    assert len(made) > 2850
+    assert not {" ".join(prompts.words(p)) for p in made} & {" ".join(prompts.words(p)) for p in bench}
+
+
+def test_a_circle_is_cut_after_its_first_rounds():
+    assert writing.circle(list(range(100))) == 100
+    assert writing.circle([*range(50), *[1, 2, 3] * 40]) == 50 + writing.LOOP
+    assert writing.circle([7] * 59) == 59
+
+
+def test_the_rate_rises_stays_and_falls():
+    plan = replace(PLAN, steps=1000)
+    shares = [plan.share(s) for s in (0, 29, 500, 699, 850, 999)]
+    np.testing.assert_allclose(shares, [1 / 30, 1, 1, 1, 0.5, 0.02])
