@@ -272,9 +272,13 @@ def test_prompts_are_seeded_and_varied():
 
 
 def test_the_guard_keeps_copies_and_near_copies_out():
-    guard = prompts.Guard(["What is the capital of Australia, and how many people live there?", "Who?"])
+    guard = prompts.Guard(
+        ["What is the capital of Australia, and how many people live there?", "Who?"]
+    )
     assert guard.refuses("what is the capital of AUSTRALIA and how many people live there")
-    assert guard.refuses("Please tell me: what is the capital of Australia, and how many live there?")
+    assert guard.refuses(
+        "Please tell me: what is the capital of Australia, and how many live there?"
+    )
     assert guard.refuses("who")
     assert not guard.refuses("What is the weather like in Australia?")
     assert not guard.refuses("Who was Plato?")
@@ -289,7 +293,9 @@ def test_no_benchmark_prompt_is_made():
     guard, rng = prompts.Guard(bench), random.Random(0)
     made = [p for p in (prompts.request(rng) for _ in range(3000)) if not guard.refuses(p)]
     assert len(made) > 2850
-    assert not {" ".join(prompts.words(p)) for p in made} & {" ".join(prompts.words(p)) for p in bench}
+    assert not {" ".join(prompts.words(p)) for p in made} & {
+        " ".join(prompts.words(p)) for p in bench
+    }
 
 
 def test_a_circle_is_cut_after_its_first_rounds():

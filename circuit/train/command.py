@@ -78,9 +78,7 @@ def train_head(request: TrainRequest, screen: Screen) -> Record:
         training, head = _prepared(plan, request.folder, checkpoint, texts)
         training.run(lambda step: report("steps", step, plan.steps))
         found = training.measured()
-        finished = replace(
-            head, tensors=training.learned(), recipe=_recipe(plan, training, found)
-        )
+        finished = replace(head, tensors=training.learned(), recipe=_recipe(plan, training, found))
         write_head(request.out, finished)
         picture = request.out.with_suffix(".png")
         draw(training.progress.marks, picture, f"{request.out.name}: {plan.tokens} tokens")
@@ -149,9 +147,9 @@ def _compiled(source: str, folder: Path, report: Report) -> Loaded:
     """The target with its BATCH programs, compiled into the run's folder if it is not there."""
     path = folder / "target"
     if not path.exists():
-        wanted = CompileRequest(
+        wanted = CompileRequest.read(
             model=source, out=path, draft=None, weights="native", backend="cpp",
-            context=CONTEXT, batches=(2, 4, 8, 16), check=False,
+            context=CONTEXT, batch="2,4,8,16", check=False,
         )  # fmt: skip
         report("compile the target", 0, 1)
         compile_model(wanted, Screen(as_json=True))

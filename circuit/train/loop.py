@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from circuit.report import TERMINATED
 from circuit.train.errors import Diverged
 from circuit.train.loss import Lesson, Teacher
 from circuit.train.measure import Acceptance, acceptance
@@ -44,6 +48,32 @@ def batches(
     return made
 
 
+@contextmanager
+def between_steps() -> Iterator[Callable[[], None]]:
+    """Holds Ctrl-C and termination back; the call that is given raises what came, where that does no harm.
+
+    An update that is cut short would leave weights and momentum of different steps.
+    """
+    asked: list[int] = []
+
+    def stop_if_asked() -> None:
+        if signal.SIGINT in asked:
+            raise KeyboardInterrupt
+        if asked:
+            raise SystemExit(TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop_if_asked
+        return
+    held = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, frame: asked.append(number)) for number in held]
+    try:
+        yield stop_if_asked
+    finally:
+        for number, handler in zip(held, before, strict=True):
+            signal.signal(number, handler)
+
+
 @dataclass
 class Training:
     """A run in memory: the head's graphs, the teacher, the texts, the optimiser and how far it is."""
@@ -58,15 +88,17 @@ class Training:
     held_out: Sequence[Written] = field(repr=False)
 
     def run(self, told: Callable[[int], None]) -> None:
-        """Trains up to the planned number of steps; what is interrupted is saved as it is between steps."""
-        try:
-            self._steps(told)
-        finally:
-            self.save()
+        """Trains up to the planned number of steps; a run that ends early is saved between two steps."""
+        with between_steps() as stop_if_asked:
+            try:
+                self._steps(told, stop_if_asked)
+            finally:
+                self.save()
 
-    def _steps(self, told: Callable[[int], None]) -> None:
+    def _steps(self, told: Callable[[int], None], stop_if_asked: Callable[[], None]) -> None:
         progress, total, lessons = self.progress, self.plan.steps, []
         for texts in self._batches():
+            stop_if_asked()
             if progress.step >= total:
                 break
             lessons.append(self._learn(Batch.of(texts)))
@@ -88,7 +120,7 @@ class Training:
             progress.epoch, progress.place = progress.epoch + 1, 0
 
     def _learn(self, batch: Batch) -> tuple[float, list[list[int]]]:
-        """One update; loss, and drafts and right drafts by step. Nothing is changed before it is complete."""
+        """One update; loss, and drafts and right drafts by step."""
         lesson = Lesson(self.teacher, batch)
         learned = {
             n: w.to(self.teacher.rows.dtype) if w.ndim == 2 else w

@@ -62,7 +62,9 @@ class Lesson:
     step 2 is learned where step 1 was right. `loss` is the weighted mean over the rows of the first step.
     """
 
-    def __init__(self, teacher: Teacher, batch: Batch, weights: tuple[float, ...] = STEP_WEIGHTS) -> None:
+    def __init__(
+        self, teacher: Teacher, batch: Batch, weights: tuple[float, ...] = STEP_WEIGHTS
+    ) -> None:
         self._batch, self._weights = batch, weights
         places = torch.arange(batch.hidden.shape[1])[None]
         text, place = (

@@ -70,25 +70,25 @@ class TextRows:
     ) -> torch.Tensor:  # fmt: skip
         """Attention [m, h, d] of rows `index` of `text` over the true rows before their chain, and over it."""
         rows, heads, dim = q.shape
-        s, l, g = self.texts, self.length, self._keys.shape[1]
+        s, long, g = self.texts, self.length, self._keys.shape[1]
         at = (text.long(), (index - self.depth).long())
         keys, values = (
-            x.view(s, l, g, dim).transpose(1, 2) for x in (self._keys, self._values)
+            x.view(s, long, g, dim).transpose(1, 2) for x in (self._keys, self._values)
         )  # [s, g, l, d]
         kind = dtype or q.dtype
-        dense = self._dense(q * scale, at, s, l).transpose(1, 2).reshape(s, g, -1, dim)
-        scores = wide(dense.to(kind) @ keys.to(kind).transpose(-1, -2)).view(s, heads, l, l)
-        scores = scores.masked_fill(~torch.ones(l, l, dtype=torch.bool).tril(), -1e30)
+        dense = self._dense(q * scale, at, s, long).transpose(1, 2).reshape(s, g, -1, dim)
+        scores = wide(dense.to(kind) @ keys.to(kind).transpose(-1, -2)).view(s, heads, long, long)
+        scores = scores.masked_fill(~torch.ones(long, long, dtype=torch.bool).tril(), -1e30)
         grouped = q.view(rows, g, -1, dim) * scale
         for k, _ in self._own:
             own = (grouped * k[:, :, None]).sum(-1).view(rows, heads)
-            own = self._dense(own, at, s, l).transpose(1, 2)[..., None]
+            own = self._dense(own, at, s, long).transpose(1, 2)[..., None]
             scores = torch.cat([scores, own], -1)
         mass = scores.softmax(-1)
-        true = mass[..., :l].to(kind).reshape(s, g, -1, l) @ values.to(kind)
-        seen = wide(true).view(s, heads, l, dim).transpose(1, 2)[at]
+        true = mass[..., :long].to(kind).reshape(s, g, -1, long) @ values.to(kind)
+        seen = wide(true).view(s, heads, long, dim).transpose(1, 2)[at]
         for number, (_, v) in enumerate(self._own):
-            part = mass[..., l + number].transpose(1, 2)[at].view(rows, g, -1, 1)
+            part = mass[..., long + number].transpose(1, 2)[at].view(rows, g, -1, 1)
             seen = seen + (part * v[:, :, None]).reshape(rows, heads, dim)
         return seen
 

@@ -33,7 +33,9 @@ def head_config(config: TargetConfig, scored: int) -> HeadConfig:
     )  # fmt: skip
 
 
-def draft_ids(texts: Sequence[Written], vocabulary: int, scored: int, always: set[int]) -> torch.Tensor:
+def draft_ids(
+    texts: Sequence[Written], vocabulary: int, scored: int, always: set[int]
+) -> torch.Tensor:
     """The `scored` ids most frequent in the answers, `always` among them, in rising order, i32."""
     counts = torch.zeros(vocabulary, dtype=torch.long)
     for text in texts:

@@ -103,7 +103,9 @@ class Unroller:
         rows = TextRows(*batch.hidden.shape[:2])
         places = torch.arange(batch.hidden.shape[1])[None]
         held = places < (batch.lengths - 1)[:, None]
-        scored = held & (places >= (batch.starts - 1)[:, None]) & (places + 2 < batch.lengths[:, None])
+        scored = (
+            held & (places >= (batch.starts - 1)[:, None]) & (places + 2 < batch.lengths[:, None])
+        )
         text, key = (held & ~scored).nonzero(as_tuple=True)
         if len(text):
             self._call(self._store, weights, rows, batch, text, key, batch.hidden[text, key])
