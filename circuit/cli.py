@@ -95,9 +95,13 @@ def train(
     batch_rows: Annotated[
         int, typer.Option("--batch-rows", min=1, help="Tokens of answers in one update.")
     ] = 2048,
+    batch_columns: Annotated[
+        int,
+        typer.Option("--batch-columns", min=16, help="Ids scored in one update, but for the last."),
+    ] = 2048,
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", min=0.0, help="Of the head's matrices.")
-    ] = 3e-3,
+    ] = 7e-4,
     keep_out: Annotated[
         Path | None,
         typer.Option("--keep-out", help="JSON list of prompts that no text may begin with."),
@@ -116,8 +120,8 @@ def train(
 
         request = TrainRequest(
             model=model, out=out, tokens=tokens, steps=steps, seed=seed, draft_vocab=draft_vocab,
-            batch_rows=batch_rows, learning_rate=learning_rate, resume=resume, keep_out=keep_out,
-            threads=threads,
+            batch_rows=batch_rows, batch_columns=batch_columns, learning_rate=learning_rate,
+            resume=resume, keep_out=keep_out, threads=threads,
         )  # fmt: skip
         return train_head(request, screen)
 

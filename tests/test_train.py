@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from circuit.train import errors, loop, optimiser, prompts, run, texts, writing
+from circuit.train.columns import Columns, draft_ids, frequencies
 from circuit.train.loss import Lesson, Teacher, divergence
 from circuit.train.measure import acceptance, walk
 from circuit.train.unroll import Batch, Unroller
@@ -186,15 +187,17 @@ def test_acceptance_is_that_of_a_replayed_chain(tiny):
 
 # Runs -----------------------------------------------------------------------------------------------
 
-PLAN = run.Plan("tiny", "0" * 64, 5, 100, 12, heads.SCORED, 30, 5e-3)
+PLAN = run.Plan("tiny", "0" * 64, 5, 100, 12, heads.SCORED, 30, 32, 5e-3)
 
 
 def training(tiny, folder, plan=PLAN):
     rows = tiny.side.lm_head[tiny.weights.draft_ids.long()]
+    ids = tiny.weights.draft_ids
     made = loop.Training(
         plan, folder, unroller(tiny), Teacher(torch.ones(heads.HIDDEN), 1e-5, rows),
+        Columns(ids, torch.arange(heads.VOCAB), plan.batch_columns, plan.seed),
         optimiser.Optimiser(learned(tiny), optimiser.Rates(matrices=plan.learning_rate)),
-        run.Progress(), [text(12 + s % 5, 3 + s % 4, seed=s) for s in range(11)],
+        run.Progress(), [text(12 + s % 5, 3 + s % 4, seed=s, greedy=s % 3 > 0) for s in range(11)],
         [text(14, 4, seed=100)],
     )  # fmt: skip
     if (saved := run.load_state(folder)) is not None:
@@ -308,3 +311,44 @@ def test_the_rate_rises_stays_and_falls():
     plan = replace(PLAN, steps=1000)
     shares = [plan.share(s) for s in (0, 29, 500, 699, 850, 999)]
     np.testing.assert_allclose(shares, [1 / 30, 1, 1, 1, 0.5, 0.02])
+
+
+# Columns --------------------------------------------------------------------------------------------
+
+
+def test_columns_hold_the_batch_and_the_frequent_ids():
+    counts = torch.arange(100).flip(0)
+    ids = torch.arange(0, 100, 2).int()
+    columns = Columns(ids, counts, 20, seed=1)
+    batch = torch.tensor([[96, 97, 98], [3, 4, 5]])
+    picked = columns.pick(batch, 7)
+    assert torch.equal(picked, columns.pick(batch, 7)) and len(picked) == 20
+    assert set(range(11)) <= set(picked.tolist()) and {48, 49} <= set(picked.tolist())
+    assert not torch.equal(picked, columns.pick(batch, 8))
+    assert len(Columns(ids, counts, 64, 0).pick(batch, 0)) == 50
+
+
+def test_draft_ids_are_the_most_frequent_and_those_that_must_be_there():
+    given = [
+        texts.Written(torch.tensor([9, 9, 9, 4, 4, 5, 6, 6]).int(), torch.zeros(7, 2), 3, True)
+    ]
+    counts = frequencies(given, 12)
+    assert counts.tolist() == [0, 0, 0, 0, 2, 1, 2, 0, 0, 0, 0, 0]
+    assert draft_ids(counts, 3, {11}).tolist() == [4, 6, 11]
+
+
+def test_a_lesson_over_columns_is_one_over_a_head_of_these_ids(tiny):
+    """Picking columns is the same as a head whose id map holds them alone."""
+    batch, picked = Batch.of([text(14, 4)]), torch.tensor([0, 3, 4, 9, 20, 33])
+    small = replace(
+        tiny.weights, draft_ids=tiny.weights.draft_ids[picked],
+        config=replace(tiny.weights.config, vocab_size=len(picked)),
+    )  # fmt: skip
+    teacher = Teacher(
+        torch.ones(heads.HIDDEN), 1e-5, tiny.side.lm_head[tiny.weights.draft_ids.long()]
+    )
+    lessons = [Lesson(teacher.over(picked), batch) for _ in range(2)]
+    unroller(tiny).run(learned(tiny), batch, 3, lessons[0], picked)
+    Unroller(bind_head(small, tiny.side, OPTIONS)).run(learned(tiny), batch, 3, lessons[1])
+    torch.testing.assert_close(lessons[0].loss, lessons[1].loss)
+    assert lessons[0].counts == lessons[1].counts

@@ -16,6 +16,7 @@ from circuit.pipeline import CompileRequest, compile_model
 from circuit.recipe import TARGET
 from circuit.report import Record, Report, Screen
 from circuit.sources import model_source
+from circuit.train.columns import Columns, draft_ids, frequencies
 from circuit.train.errors import NotPrompts, OutputIsFolder, TooFewTexts
 from circuit.train.loop import Training
 from circuit.train.loss import STEP_WEIGHTS, Teacher
@@ -24,7 +25,7 @@ from circuit.train.optimiser import Optimiser, Rates
 from circuit.train.picture import draw
 from circuit.train.prompts import Guard
 from circuit.train.run import Plan, Progress, load_state, open_run
-from circuit.train.start import draft_ids, head_config, head_contract, start_weights
+from circuit.train.start import head_config, head_contract, start_weights
 from circuit.train.texts import SHARD, Written, read_shard, save_shard, shards
 from circuit.train.unroll import Unroller
 from circuit.train.writing import Writer
@@ -48,6 +49,7 @@ class TrainRequest:
     seed: int
     draft_vocab: int
     batch_rows: int
+    batch_columns: int
     learning_rate: float
     resume: bool
     keep_out: Path | None
@@ -68,7 +70,8 @@ def train_head(request: TrainRequest, screen: Screen) -> Record:
         checkpoint = load_target(source)
         plan = Plan(
             request.model, checkpoint.provenance.sha256, request.seed, request.tokens,
-            request.steps, request.draft_vocab, request.batch_rows, request.learning_rate,
+            request.steps, request.draft_vocab, request.batch_rows, request.batch_columns,
+            request.learning_rate,
         )  # fmt: skip
         open_run(request.folder, plan, request.resume)
         if request.threads:
@@ -117,7 +120,7 @@ def _texts(
     done = sum(t.answer for t in texts)
     if done < request.tokens:
         compiled = _compiled(source, request.folder, report)
-        runners = compiled.runners(request.threads, sequences=16)
+        runners, free_shared = compiled.runners(request.threads, sequences=16)
         writer = Writer(runners[TARGET], compiled.tokenizer, guard)
         try:
             while done < request.tokens:
@@ -131,9 +134,8 @@ def _texts(
                 texts += more
                 done += sum(t.answer for t in more)
         finally:
-            for runner in runners.values():
-                runner.close()
-            runners[TARGET].team.close()
+            runners[TARGET].close()
+            free_shared()
     if len(texts) < FEWEST:
         raise TooFewTexts(count=len(texts))
     return texts
@@ -163,7 +165,8 @@ def _prepared(
     """The training where it stands, and the head that its weights belong to."""
     config, tensors = checkpoint.config, checkpoint.tensors
     scored = min(plan.draft_vocab, config.vocab_size)
-    ids = draft_ids(texts, config.vocab_size, scored, set(config.eos_token_ids))
+    counts = frequencies(texts, config.vocab_size)
+    ids = draft_ids(counts, scored, set(config.eos_token_ids))
     held = [t for t in texts[7::64] if t.greedy][:HELD_OUT]
     known = {id(t) for t in held}
     learned = [t for t in texts if id(t) not in known]
@@ -179,7 +182,11 @@ def _prepared(
     if (saved := load_state(folder)) is not None:
         optimiser.restore(saved[0], saved[1].step)
         progress = saved[1]
-    return Training(plan, folder, unroller, teacher, optimiser, progress, learned, held), head
+    columns = Columns(ids, counts, plan.batch_columns, plan.seed)
+    training = Training(
+        plan, folder, unroller, teacher, columns, optimiser, progress, learned, held
+    )
+    return training, head
 
 
 def _recipe(plan: Plan, training: Training, found: Acceptance) -> dict[str, object]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from circuit.report import TERMINATED
+from circuit.train.columns import Columns
 from circuit.train.errors import Diverged
 from circuit.train.loss import Lesson, Teacher
 from circuit.train.measure import Acceptance, acceptance
@@ -82,6 +83,7 @@ class Training:
     folder: Path
     unroller: Unroller
     teacher: Teacher
+    columns: Columns
     optimiser: Optimiser
     progress: Progress
     texts: Sequence[Written] = field(repr=False)
@@ -113,20 +115,29 @@ class Training:
 
     def _batches(self) -> Iterator[list[Written]]:
         """Batches from where the run is, epoch after epoch."""
-        progress = self.progress
+        progress, plan = self.progress, self.plan
         while True:
-            epoch = batches(self.texts, self.plan.batch_rows, self.plan.seed, progress.epoch)
-            yield from epoch[progress.place :]
+            ending = plan.ending(progress.step)
+            texts = [t for t in self.texts if t.greedy] if ending else self.texts
+            epoch = batches(texts or self.texts, plan.batch_rows, plan.seed, progress.epoch)
+            for batch in epoch[progress.place :]:
+                if plan.ending(progress.step) and not ending:
+                    break
+                yield batch
             progress.epoch, progress.place = progress.epoch + 1, 0
 
     def _learn(self, batch: Batch) -> tuple[float, list[list[int]]]:
         """One update; loss, and drafts and right drafts by step."""
-        lesson = Lesson(self.teacher, batch)
+        columns = None
+        if not self.plan.ending(self.progress.step):
+            columns = self.columns.pick(batch.ids, self.progress.step)
+        teacher = self.teacher if columns is None else self.teacher.over(columns)
+        lesson = Lesson(teacher, batch)
         learned = {
             n: w.to(self.teacher.rows.dtype) if w.ndim == 2 else w
             for n, w in self.optimiser.weights.items()
         }
-        self.unroller.run(learned, batch, DRAFTS, lesson)
+        self.unroller.run(learned, batch, DRAFTS, lesson, columns)
         loss = float(lesson.loss.detach())
         if not math.isfinite(loss):
             raise Diverged(step=self.progress.step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,6 +47,10 @@ class Teacher:
     norm: torch.Tensor
     eps: float
     rows: torch.Tensor
+
+    def over(self, columns: torch.Tensor) -> Teacher:
+        """The teacher of some of the scored ids."""
+        return replace(self, rows=self.rows[columns])
 
     @torch.no_grad()
     def distribution(self, hidden: torch.Tensor) -> torch.Tensor:

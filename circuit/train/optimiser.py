@@ -16,7 +16,7 @@ ADAM = (0.9, 0.95)
 class Rates:
     """Learning rates of matrices and of vectors, and the memory of momentum and of the average."""
 
-    matrices: float = 3e-3
+    matrices: float = 7e-4
     vectors: float = 1e-3
     momentum: float = 0.95
     average: float = 0.99

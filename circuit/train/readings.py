@@ -98,10 +98,10 @@ class TextRows:
         return x.new_zeros(texts, length, *x.shape[1:]).index_put(at, x)
 
 
-def training_readings(dtype: torch.dtype | None, scores: torch.Tensor) -> Readings:
+def training_readings(dtype: torch.dtype | None) -> Readings:
     """Bodies over `TextRows`; matrix products in `dtype` (None: in that of the rows).
 
-    Products with `scores`, the largest by far, are left in `dtype`.
+    Logits, the product with a matrix that is not learned, are left in `dtype`: they are the largest by far.
     """
 
     def write(cache: TextRows, k, v, slots):
@@ -113,7 +113,7 @@ def training_readings(dtype: torch.dtype | None, scores: torch.Tensor) -> Readin
     def multiply(x, weight, *, activation=None):
         wanted = dtype or x.dtype
         y = product(x.to(wanted), weight.to(wanted))
-        return y if weight is scores else y.to(x.dtype)
+        return y.to(x.dtype) if weight.requires_grad else y
 
     def first_largest(logits):
         return logits.argmax(-1).to(torch.int32)

@@ -28,12 +28,21 @@ class Plan:
     steps: int
     draft_vocab: int
     batch_rows: int
+    batch_columns: int
     learning_rate: float
+
+    @property
+    def falling(self) -> int:
+        """The number of last steps over which the learning rate goes down."""
+        return max(1, self.steps * 3 // 10)
+
+    def ending(self, step: int) -> bool:
+        """True in the last part of the run, which learns greedy texts over all scored ids."""
+        return step >= self.steps - self.falling
 
     def share(self, step: int) -> float:
         """The part of the learning rate at `step`: a rise over 30 steps, then flat, then down to zero."""
-        falling = max(1, self.steps * 3 // 10)
-        return max(0.02, min(1.0, (step + 1) / 30, (self.steps - step) / falling))
+        return max(0.02, min(1.0, (step + 1) / 30, (self.steps - step) / self.falling))
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,6 @@ def head_config(config: TargetConfig, scored: int) -> HeadConfig:
     )  # fmt: skip
 
 
-def draft_ids(
-    texts: Sequence[Written], vocabulary: int, scored: int, always: set[int]
-) -> torch.Tensor:
-    """The `scored` ids most frequent in the answers, `always` among them, in rising order, i32."""
-    counts = torch.zeros(vocabulary, dtype=torch.long)
-    for text in texts:
-        counts += torch.bincount(text.ids[text.start :].long(), minlength=vocabulary)
-    counts[sorted(always)] += 1 << 40
-    return counts.sort(descending=True, stable=True).indices[:scored].sort().values.to(torch.int32)
-
-
 def start_weights(
     config: TargetConfig, tensors: Stored, texts: Sequence[Written]
 ) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from ir.graph import Graph
 from ir.interpret import interpret
 from ir.key import DECODE, Mode
 from ir.tensor import unpacked
-from proposers.mtp_program import CACHE, HEAD
+from proposers.mtp_program import CACHE, DRAFT_IDS, HEAD
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Unroller:
     def _read_in(self, dtype: torch.dtype | None) -> None:
         """Computes matrix products in `dtype` from now on (None: as the ops do)."""
         self._scores = self._fixed[HEAD] if dtype is None else self._fixed[HEAD].to(dtype)
-        self._readings = training_readings(dtype, self._scores)
+        self._readings = training_readings(dtype)
 
     def exact(self) -> Unroller:
         """The same graphs, read in the precision of the ops."""
@@ -96,10 +96,16 @@ class Unroller:
         return other
 
     def run(
-        self, learned: Mapping[str, torch.Tensor], batch: Batch, steps: int, visit: Visitor
-    ) -> None:
-        """Visits up to `steps` steps of the batch under the head's weights `learned`."""
+        self, learned: Mapping[str, torch.Tensor], batch: Batch, steps: int, visit: Visitor,
+        columns: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Visits up to `steps` steps of the batch under the head's weights `learned`.
+
+        `columns` are the scored ids that take part (None: all), by their place in the head's id map.
+        """
         weights = {**self._fixed, HEAD: self._scores, **learned}
+        if columns is not None:
+            weights |= {name: weights[name][columns] for name in (HEAD, DRAFT_IDS)}
         rows = TextRows(*batch.hidden.shape[:2])
         places = torch.arange(batch.hidden.shape[1])[None]
         held = places < (batch.lengths - 1)[:, None]

@@ -1,0 +1,54 @@
+"""Which of the scored ids a batch is taught on: most of the cost of a step is the product with their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from circuit.train.texts import Written
+
+FREQUENT = 0.55  # the part of a batch's columns that is the same in every batch
+
+
+def frequencies(texts: Sequence[Written], vocabulary: int) -> torch.Tensor:
+    """How often each id stands in the answers of `texts`, [vocabulary]."""
+    counts = torch.zeros(vocabulary, dtype=torch.long)
+    for text in texts:
+        counts += torch.bincount(text.ids[text.start :].long(), minlength=vocabulary)
+    return counts
+
+
+def draft_ids(counts: torch.Tensor, scored: int, always: set[int]) -> torch.Tensor:
+    """The `scored` most frequent ids, `always` among them, in rising order, i32."""
+    raised = counts.clone()
+    raised[sorted(always)] += 1 << 40
+    return raised.sort(descending=True, stable=True).indices[:scored].sort().values.int()
+
+
+class Columns:
+    """Picks `width` of the head's columns: the ids of a batch, the most frequent ones, and random others.
+
+    Distributions over the columns picked are those of the target among these ids; ids that are rare get
+    their share of batches by chance. The last part of a training is taught on all of them.
+    """
+
+    def __init__(self, ids: torch.Tensor, counts: torch.Tensor, width: int, seed: int) -> None:
+        self._width, self._seed, self._count = width, seed, len(ids)
+        self._column = torch.full((len(counts),), -1)
+        self._column[ids.long()] = torch.arange(len(ids))
+        self._order = counts[ids.long()].sort(descending=True, stable=True).indices
+
+    def pick(self, ids: torch.Tensor, step: int) -> torch.Tensor:
+        """Columns [width] in rising order for a batch with `ids` at `step`; all if there are no more."""
+        if self._width >= self._count:
+            return torch.arange(self._count)
+        own = self._column[ids.flatten().long().unique()]
+        chosen = torch.zeros(self._count, dtype=torch.bool)
+        chosen[own[own >= 0]] = True
+        chosen[self._order[: int(self._width * FREQUENT)]] = True
+        others = (~chosen).nonzero()[:, 0]
+        draw = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
+        missing = max(0, self._width - int(chosen.sum()))
+        chosen[others[torch.randperm(len(others), generator=draw)[:missing]]] = True
+        return chosen.nonzero()[:, 0]
