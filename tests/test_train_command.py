@@ -86,12 +86,14 @@ def test_the_head_loads_with_its_recipe_and_proposes(trained, folder):
 
 
 def test_a_finished_run_is_not_begun_again_by_accident(trained, folder):
-    before = trained[0].read_bytes()
+    before = load_head(trained[0])[0]
     again = CliRunner().invoke(app, arguments(folder, trained[0]))
     assert again.exit_code == 2 and "--resume" in again.stderr
     resumed = CliRunner().invoke(app, arguments(folder, trained[0], "--resume"))
     assert resumed.exit_code == 0 and json.loads(resumed.stdout)["steps"] == 3
-    assert trained[0].read_bytes() == before
+    after = load_head(trained[0])[0]
+    assert all(torch.equal(after.tensors[n], t) for n, t in before.tensors.items())
+    assert after.recipe == before.recipe and torch.equal(after.draft_ids, before.draft_ids)
 
 
 def test_an_interrupted_run_says_so_and_goes_on(trained, folder, tmp_path, monkeypatch):
