@@ -8,12 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from circuit.backends import RUNNERS, Opened
 from circuit.engine.engine import Engine
 from circuit.models.tokenizer import Tokenizer
 from circuit.recipe import TARGET, TOKENIZER, HeadRecord, Recipe, draft_part
 from circuit.report import NoSuchPath
-from codegen.artifact import Artifact, NotAnArtifact, load_artifact
+from codegen.artifact import Artifact, NotAnArtifact, Part, load_artifact
 from ir.errors import CircuitError
 from proposers.base import DraftProposer
 from proposers.levers import ModelLevers
@@ -75,13 +77,23 @@ class Loaded:
         return RUNNERS[self.recipe.choices.backend](parts, threads, blocks)
 
 
-def compiled_head(record: HeadRecord, runner: DraftRunner, levers: ModelLevers) -> MtpHead:
+def compiled_head(
+    record: HeadRecord, runner: DraftRunner, levers: ModelLevers, part: Part
+) -> MtpHead:
     """The proposer of one module whose programs are all compiled."""
 
     def nothing_eager() -> NoReturn:
         raise OnlyCompiled()
 
-    head = MtpHead(record.contract, record.config, nothing_eager, levers=levers)
+    def scored_ids() -> np.ndarray:
+        stored = [key for key in part.record["weights"] if key.startswith("draft_ids@")]
+        if not stored:
+            return np.arange(record.config.vocab_size, dtype=np.int32)
+        return part.weight(*stored[0].split("@")).view(np.int32)
+
+    head = MtpHead(
+        record.contract, record.config, nothing_eager, levers=levers, scored_ids=scored_ids
+    )
     head.set_circuit_draft(runner)
     return head
 
@@ -101,7 +113,7 @@ def compiled_engine(
     modules: list[MtpHead] = []
     if draft:
         modules = [
-            compiled_head(record, runners[name], levers)
+            compiled_head(record, runners[name], levers, loaded.artifact.part(name))
             for name, record in zip(loaded.draft_parts, loaded.recipe.heads)
         ]
 

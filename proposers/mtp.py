@@ -29,23 +29,25 @@ class MtpHead(PagedProposer):
     The row of pair key p holds token p + 1 and the hidden of position p, rotated by p + 1. A propose at
     position p writes key p - 1 from the target's true hidden, then one row per further draft from its own.
     `eager` makes the runner that is used until another one is installed; `bind` makes the binding that a
-    build compiles (None: only compiled programs are at hand); `draft_ids` maps scored columns to target ids
-    (None: they are the same); `embedding_row` gives one row of the table.
+    build compiles (None: only compiled programs are at hand); `scored_ids` gives the target ids
+    of the scored columns; `embedding_row` gives one row of the table. Without those two, a request that
+    needs them is refused.
     """
 
     def __init__(
         self, contract: Contract, config: HeadConfig, eager: Callable[[], DraftRunner], *,
         levers: ModelLevers | None = None,
         bind: Callable[[DraftOptions, Contract], DraftBinding] | None = None,
-        draft_ids: np.ndarray | None = None,
+        scored_ids: Callable[[], np.ndarray] | None = None,
         embedding_row: Callable[[int], np.ndarray] | None = None,
     ) -> None:  # fmt: skip
         self.levers = levers or ModelLevers()
         self.contract, self.config = self.levers.resolve(contract), config
         self._make_eager, self._bind = eager, bind
-        self._draft_ids, self._embedding_row = draft_ids, embedding_row
+        self._read_ids, self._embedding_row = scored_ids, embedding_row
         self._eager: DraftRunner | None = None
         self._installed: DraftRunner | None = None
+        self._ids: np.ndarray | None = None
 
     @property
     def target_hidden(self) -> StreamPoint:
@@ -92,11 +94,12 @@ class MtpHead(PagedProposer):
         self, request: ProposeRequest, state: ProposerState
     ) -> tuple[Drafts, np.ndarray]:
         """As `propose`, one step at a time; also the hidden [n] that a further step would take."""
+        ids = self._scored_ids()
         mine = self._begin(request, state)
         if request.num_drafts < 1:
             return self._finish(request, mine, [], []), request.target_hidden
         tokens, logprobs, hidden = stepwise(
-            self.runner, mine, request.num_drafts, self._draft_ids, request.grammar_bitmask
+            self.runner, mine, request.num_drafts, ids, request.grammar_bitmask
         )
         return self._finish(request, mine, tokens, logprobs), hidden
 
@@ -149,7 +152,7 @@ class MtpHead(PagedProposer):
             for i, token in enumerate(map(int, tokens)):
                 drafts[i].append(token)
                 if requests[i].want_logprobs:
-                    logprobs[i].append(logprob_of(logits[i], token, self._draft_ids))
+                    logprobs[i].append(logprob_of(logits[i], token, self._scored_ids()))
                 mine[i].drafted(drafts[i], requests[i].position)
                 rows[i] = Row(token, hiddens[i], rows[i].position + 1)
         return [Drafts(tuple(d), tuple(p) if r.want_logprobs else None)
@@ -216,6 +219,14 @@ class MtpHead(PagedProposer):
         write_rows(self.runner, mine, rows)
         mine.last_pair_key = len(rows) - 1
         return len(rows)
+
+    def _scored_ids(self) -> np.ndarray:
+        """The target ids of the scored columns, i32 [vocab]."""
+        if self._read_ids is None:
+            self._refuse("the target ids of its scored columns are not at hand")
+        if self._ids is None:
+            self._ids = self._read_ids()
+        return self._ids
 
     def _check(self, request: ProposeRequest, state: MtpState) -> None:
         """Refuses a request that cannot be run, with room made for one that can."""

@@ -107,12 +107,12 @@ def make_mtp_head(
     resolved = (levers or ModelLevers()).resolve(weights.contract)
     binding = bind(options, resolved)
     table = binding.weights.get(EMBEDDING)
-    ids = binding.weights.get(DRAFT_IDS)
+    ids = binding.weights.get(DRAFT_IDS, torch.arange(weights.config.vocab_size)).numpy()
     return MtpHead(
         weights.contract, weights.config,
         lambda: EagerRunner(binding, context=blocks_for(options.max_context) * BLOCK_ROWS),
         levers=levers, bind=bind,
-        draft_ids=None if ids is None else ids.numpy(),
+        scored_ids=lambda: ids,
         embedding_row=lambda token: unpacked(rows_of(table, torch.tensor([token])))[0].float().numpy(),
     )  # fmt: skip
 

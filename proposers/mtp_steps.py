@@ -87,13 +87,12 @@ def chain(runner: DraftRunner, state: MtpState, count: int) -> list[int]:
 
 
 def stepwise(
-    runner: DraftRunner, state: MtpState, count: int, ids: np.ndarray | None,
+    runner: DraftRunner, state: MtpState, count: int, ids: np.ndarray,
     bitmask: np.ndarray | None,
 ) -> tuple[list[int], list[float], np.ndarray]:  # fmt: skip
     """`count` drafts after the pending rows, their log-probabilities, and the last recycled hidden [n].
 
-    Picked on the host from logits: `ids` are the target ids of the scored columns (None: the columns
-    themselves), `bitmask` allows some of them.
+    Picked on the host from logits: `ids` are the target ids of the scored columns, `bitmask` allows some.
     """
     position = state.pending[-1].position
     out = extend(runner, state)
@@ -127,9 +126,8 @@ def batch_step(
     return tuple(runner.read(out[name])[: len(rows)] for name in ("tokens", "hidden", "logits"))
 
 
-def best_allowed(logits: np.ndarray, bitmask: np.ndarray, ids: np.ndarray | None) -> int:
+def best_allowed(logits: np.ndarray, bitmask: np.ndarray, ids: np.ndarray) -> int:
     """The target id of the first largest logit whose bit is set; 0, with a warning, if none is."""
-    ids = np.arange(len(logits)) if ids is None else ids
     words = bitmask.view(np.uint32)
     inside = ids < 32 * len(words)
     bits = words[np.where(inside, ids // 32, 0)] >> (ids % 32).astype(np.uint32) & 1
@@ -140,9 +138,9 @@ def best_allowed(logits: np.ndarray, bitmask: np.ndarray, ids: np.ndarray | None
     return int(ids[np.where(allowed, logits, -np.inf).argmax()])
 
 
-def logprob_of(logits: np.ndarray, token: int, ids: np.ndarray | None) -> float:
+def logprob_of(logits: np.ndarray, token: int, ids: np.ndarray) -> float:
     """The log-probability of target id `token`, -inf for an id that is not scored."""
-    at = np.array([token]) if ids is None else np.flatnonzero(ids == token)[:1]
+    at = np.flatnonzero(ids == token)[:1]
     if not len(at):
         return float("-inf")
     wide = logits.astype(np.float64)

@@ -17,6 +17,7 @@ from proposers.base import ProposeRequest
 from proposers.config import ConcatOrder, StreamPoint
 from proposers.errors import BadRequest, ForeignState, HeadRefused, NoModules
 from proposers.levers import ModelLevers, TrimPolicy
+from proposers.mtp import MtpHead
 from proposers.mtp_binding import bind_head, make_mtp_head
 from proposers.mtp_program import CACHE
 from proposers.multi_module import MultiModuleMtpHead
@@ -422,6 +423,21 @@ def test_states_of_others_and_bad_requests_are_refused():
         head.after_verify(2, state)
     assert head.catchup_drafter([1, 2], hiddens[:1], 3, 1, state) == 0
     assert head.drafter_rows(state) == 0
+
+
+def test_what_a_head_of_compiled_programs_only_cannot_do_is_refused():
+    tiny = heads.make_head()
+    _, hiddens = rows(1)
+    head = MtpHead(tiny.weights.contract, tiny.weights.config, lambda: oracle_runner(tiny))
+    state = head.alloc_state()
+    for options, said in (
+        ({"grammar_bitmask": words([1])}, "ids of its scored columns are not at hand"),
+        ({"want_logprobs": True}, "ids of its scored columns are not at hand"),
+        ({"draft_embed_target": np.zeros(heads.HIDDEN)}, "rows of the embedding are not at hand"),
+    ):
+        with pytest.raises(BadRequest, match=said):
+            head.propose(ProposeRequest(1, hiddens[0], 1, 2, **options), state)
+    assert head.drafter_rows(state) == 0 and head.circuit_draft(OPTIONS, ModelLevers()) is None
 
 
 def test_a_full_cache_costs_the_drafts_only():
