@@ -1,6 +1,8 @@
 """Imports point left only: ir <- codegen <- runners <- proposers <- circuit."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -48,3 +50,13 @@ def test_environment_is_read_in_options_only():
         if "os.environ" in path.read_text() or "getenv" in path.read_text()
     ]
     assert set(readers) <= {"circuit/options.py"}
+
+
+def test_compiled_programs_are_served_without_torch():
+    """Importing torch would cost more than loading an artifact and writing its first token."""
+    code = (
+        "import sys, circuit.loaded, circuit.engine.batch, proposers.multi_module\n"
+        "print(sorted({'torch', 'networkx', 'jinja2', 'triton'} & sys.modules.keys()))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (out.stdout, out.stderr) == ("[]\n", "")
