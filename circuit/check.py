@@ -57,7 +57,7 @@ def check_artifact(
     if bisect and problems:
         from circuit.bisect import first_bad_rewrites
 
-        record["bisect"] = first_bad_rewrites(bound, loaded, screen)
+        record["bisect"] = first_bad_rewrites(bound, scripts, screen, threads)
     _tell(checks, problems, screen)
     return record
 

@@ -37,11 +37,13 @@ class CompileOptions:
     """Choices of a build. `store` keeps built kernels for later builds (None: nothing is kept).
 
     `check_meaning` is a seed for interpreting each graph before and after each pass (None: not checked).
+    `fuel` bounds the rewrites of each graph (None: all are made).
     """
 
     book: ScheduleBook = field(default_factory=ScheduleBook)
     store: Path | None = None
     check_meaning: int | None = None
+    fuel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def compile_binding(
         report(f"{binding.name}: trace and fuse", done, len(keys))
         if options.check_meaning is not None:
             check_passes(binding, key, backend, options.check_meaning)
-        graphs[key] = run_pipeline(binding.graph(key), backend.pass_facts())
+        facts = backend.pass_facts()
+        graphs[key] = run_pipeline(binding.graph(key), facts, fuel=options.fuel)
         lowered[key] = [lower(graphs[key], region) for region in graphs[key].regions()]
     report(f"{binding.name}: trace and fuse", len(keys), len(keys))
     emission = _Emission(backend, options.book)

@@ -173,24 +173,29 @@ def bisect(
 ) -> Rewrite | None:  # fmt: skip
     """The first rewrite after which `bad` is true of the ORDERED graph; None if it never is.
 
-    A rewrite that makes a pass fail is bad too. `bad` is taken to stay true once it is.
+    A rewrite that makes a pass fail is bad too. Number 0 stands for the graph before any rewrite.
     """
+    whole = Fuel()
 
-    def is_bad(limit: int) -> bool:
+    def is_bad(fuel: Fuel | int) -> bool:
         try:
-            return bad(run_pipeline(graph, facts, fuel=limit, passes=passes))
+            return bad(run_pipeline(graph, facts, fuel=fuel, passes=passes))
         except PassFailed:
             return True
 
-    whole = Fuel()
-    try:
-        good_to_the_end = not bad(run_pipeline(graph, facts, fuel=whole, passes=passes))
-    except PassFailed:
-        good_to_the_end = False
-    if good_to_the_end or is_bad(0):
-        return None if good_to_the_end else Rewrite(0, "trace", "", "?", "is bad before any of")
-    low, high = 0, len(whole.spent)
+    if not is_bad(whole):
+        return None
+    number = first_bad(is_bad, len(whole.spent))
+    return whole.spent[number - 1] if number else Rewrite(0, "trace", "", "?", "is bad before")
+
+
+def first_bad(is_bad: Callable[[int], bool], total: int) -> int:
+    """The least number of rewrites, up to `total`, with which a program is bad.
+
+    It is taken to be bad with all of them, and to stay bad once it is.
+    """
+    low, high = -1, total
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_bad(middle) else (middle, high)
-    return whole.spent[high - 1]
+    return high
