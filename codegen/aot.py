@@ -27,8 +27,8 @@ _BLOCKED = re.compile(
 _REDUCED = re.compile(
     r"<\{axis = 1 : i32\}>.*?\}\) : \(tensor<\d+x(\d+)xf32, (#blocked\d*)>\)", re.DOTALL
 )
-OPTIONS = {"enable_fp_fusion": False}
-"""Products and sums are joined only where a kernel says so, whatever the version's default is."""
+LANES = 255
+"""Registers that a lane of a one-warp kernel may take: left to itself, the assembler spills to fit more warps."""
 
 
 class Interpreting(CircuitError):
@@ -72,6 +72,15 @@ def load_unit(path: Path) -> ModuleType:
     return module
 
 
+def launch_options(warps: int, stages: int) -> dict[str, Any]:
+    """The options of a kernel's compilation.
+
+    Products and sums are joined only where a kernel says so, whatever the default of Triton's version is.
+    """
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+    return options | ({"maxnreg": LANES} if warps == 1 else {})
+
+
 def compile_kernel(record: tuple[Any, ...], arch: int) -> Any:
     """The kernel of a module's record compiled for a compute capability.
 
@@ -95,8 +104,8 @@ def compile_kernel(record: tuple[Any, ...], arch: int) -> Any:
             if offset % 16 == 0
         },
     )
-    options = {"num_warps": warps, "num_stages": stages, **OPTIONS}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    target = GPUTarget("cuda", arch, 32)
+    return triton.compile(source, target=target, options=launch_options(warps, stages))
 
 
 def sums_along_k(compiled: Any) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from codegen.aot import OPTIONS, load_unit
+from codegen.aot import launch_options, load_unit
 from codegen.artifact import Part
 from codegen.plan import Buffer, Plan, Space
 from ir.errors import CircuitError
@@ -74,7 +74,7 @@ def bind(
             counted if number < 0 else memory(numbers[number])[offset:].view(ELEMENTS[type_])
             for number, offset, type_ in parameters
         ]
-        options = {"num_warps": warps, "num_stages": stages, **OPTIONS}
+        options = launch_options(warps, stages)
         calls.append(lambda: function[grid](*arguments, **options))
 
     getattr(modules[f"{plan.key}.py"], plan.symbol)(launch)
