@@ -13,7 +13,7 @@ import torch
 
 from ir.format import BLOCK
 from ir.graph import Graph, Mode, Role, Slot
-from ir.tensor import Format, PackedTensor, TensorType, unpacked
+from ir.tensor import Format, PackedTensor, TensorType
 
 BLOCK_ROWS = 16
 Value = torch.Tensor | PackedTensor
@@ -119,8 +119,3 @@ def _state(slot: Slot, live: set[int], draw: torch.Generator) -> torch.Tensor:
             number // BLOCK_ROWS, :, :, number % BLOCK_ROWS
         ]
     return value.to(slot.type.format.dtype)
-
-
-def plain_weights(weights: Mapping[str, Value]) -> dict[str, torch.Tensor]:
-    """The weights unpacked to f32 or left as they are."""
-    return {n: unpacked(w) for n, w in weights.items()}
