@@ -332,9 +332,10 @@ def test_draft_ids_are_the_most_frequent_and_those_that_must_be_there():
     given = [
         texts.Written(torch.tensor([9, 9, 9, 4, 4, 5, 6, 6]).int(), torch.zeros(7, 2), 3, True)
     ]
+    given.append(texts.Written(torch.tensor([6, 4, 9, 2]).int(), torch.zeros(3, 2), 1, False))
     counts = frequencies(given, 12)
-    assert counts.tolist() == [0, 0, 0, 0, 2, 1, 2, 0, 0, 0, 0, 0]
-    assert draft_ids(counts, 3, {11}).tolist() == [4, 6, 11]
+    assert counts.tolist() == [0, 0, 1, 0, 2, 1, 2, 0, 0, 2, 0, 0]
+    assert draft_ids(counts, 4, {11}).tolist() == [4, 6, 9, 11]
 
 
 def test_a_lesson_over_columns_is_one_over_a_head_of_these_ids(tiny):

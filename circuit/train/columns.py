@@ -12,10 +12,14 @@ FREQUENT = 0.55  # the part of a batch's columns that is the same in every batch
 
 
 def frequencies(texts: Sequence[Written], vocabulary: int) -> torch.Tensor:
-    """How often each id stands in the answers of `texts`, [vocabulary]."""
+    """In how many of `texts`, prompts included, each id stands, [vocabulary].
+
+    A rare word that one text repeats says little of other texts, and words of prompts are words of answers:
+    counted so, the ids cover more of texts on other subjects than by how often they stand in answers.
+    """
     counts = torch.zeros(vocabulary, dtype=torch.long)
     for text in texts:
-        counts += torch.bincount(text.ids[text.start :].long(), minlength=vocabulary)
+        counts[text.ids.long().unique()] += 1
     return counts
 
 
