@@ -1,6 +1,8 @@
 """Training runs the head's own graph: steps, gradients, acceptance, resumption, and what keeps prompts out."""
 
+import os
 import random
+import signal
 from dataclasses import replace
 
 import heads
@@ -225,6 +227,24 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(tiny, tmp_path, stop):
     assert ends[0][1].step == ends[1][1].step == 12 and ends[0][1].rows == ends[1][1].rows
     for name, tensor in ends[0][0].items():
         assert torch.equal(tensor, ends[1][0][name]), name
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_waits_for_the_end_of_an_update(tiny, tmp_path, monkeypatch, number, error):
+    update = optimiser.Optimiser.update
+
+    def struck(self, share):
+        if self.step == 1:
+            os.kill(os.getpid(), number)
+        update(self, share)
+
+    monkeypatch.setattr(optimiser.Optimiser, "update", struck)
+    before = signal.getsignal(number)
+    with pytest.raises(error):
+        training(tiny, tmp_path).run(lambda step: None)
+    assert run.load_state(tmp_path)[1].step == 2 and signal.getsignal(number) is before
 
 
 def test_a_run_is_not_begun_twice_nor_resumed_as_another(tmp_path):
