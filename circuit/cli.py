@@ -272,7 +272,7 @@ def show(
     folder: Folder,
     level: Annotated[
         str | None,
-        typer.Option("--level", help="traced, typed, fused or ordered: print that graph."),
+        typer.Option("--level", help="traced, typed, fused or ordered: show that graph."),
     ] = None,
     key: Annotated[str, typer.Option("--key", help="The program to show.")] = "DECODE",
     part: Annotated[

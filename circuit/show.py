@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -58,7 +58,8 @@ def show_artifact(request: ShowRequest, screen: Screen) -> Record:
     loaded = Loaded.read(request.folder)
     parts = _parts(loaded, request)
     if request.level is not None and request.format != "text":
-        content = graph_page([graph_at(loaded, part, request) for part in parts], request.format)
+        graphs = {f"{p.name} {request.key}": graph_at(loaded, p, request) for p in parts}
+        content = graph_page(graphs, request.format)
     elif request.level is not None:
         content = "\n\n".join(graph_text(loaded, part, request) for part in parts)
     else:
@@ -130,19 +131,20 @@ def graph_at(loaded: Loaded, part: Part, request: ShowRequest) -> Graph:
     return seen[LEVELS[request.level]]
 
 
-def graph_page(graphs: Sequence[Graph], format: str) -> str:
-    """Graphs drawn side by side: as an SVG, or as a page with their texts below."""
+def graph_page(graphs: Mapping[str, Graph], format: str) -> str:
+    """Graphs by title, drawn side by side: as an SVG, or as a page with their texts below."""
     from ir.picture import svg
     from ir.show import text
 
+    drawn = svg(*graphs.values(), titles=tuple(graphs))
     if format == "svg":
-        return svg(*graphs)
+        return drawn
     texts = "".join(
-        f"<details><summary>{escape(str(g.key))} as text</summary><pre>{escape(text(g))}</pre></details>"
-        for g in graphs
+        f"<details><summary>{escape(t)} as text</summary><pre>{escape(text(g))}</pre></details>"
+        for t, g in graphs.items()
     )
-    head = f"<!doctype html>\n<meta charset='utf-8'><title>{escape(str(graphs[0].key))}</title>"
-    return f"{head}{svg(*graphs)}{texts}\n"
+    head = f"<!doctype html>\n<meta charset='utf-8'><title>{escape(', '.join(graphs))}</title>"
+    return f"{head}{drawn}{texts}\n"
 
 
 def amount(number: float) -> str:

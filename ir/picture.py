@@ -155,9 +155,10 @@ def _homes(graph: Graph) -> dict[int, list[torch.fx.Node]]:
     return {i: [n] for i, n in enumerate(graph.computed())}
 
 
-def svg(*graphs: Graph) -> str:
-    """The graphs side by side as one stand-alone SVG."""
-    drawings, x = [drawing(g) for g in graphs], 0.0
+def svg(*graphs: Graph, titles: Sequence[str] = ()) -> str:
+    """The graphs side by side as one stand-alone SVG, each under its title (default: its key)."""
+    names = titles or [str(g.key) for g in graphs]
+    drawings, x = [drawing(g, name) for g, name in zip(graphs, names)], 0.0
     parts = []
     for width, _, body in drawings:
         parts.append(f"<g transform='translate({x:.0f} 0)'>{body}</g>")
@@ -172,7 +173,7 @@ def svg(*graphs: Graph) -> str:
     )
 
 
-def drawing(graph: Graph) -> tuple[float, float, str]:
+def drawing(graph: Graph, name: str) -> tuple[float, float, str]:
     """Width, height and SVG elements of one graph."""
     column, stands = folded(cards(graph))
     place = {c.number: i for i, c in enumerate(column)}
@@ -182,7 +183,7 @@ def drawing(graph: Graph) -> tuple[float, float, str]:
         y += card.height + GAP
     ahead = [f for f in flows(graph, stands) if place[f.end] > place[f.start]]
     lanes = _lanes([f for f in ahead if place[f.end] > place[f.start] + 1], place)
-    parts = [_header(graph, column)]
+    parts = [_header(graph, name, column)]
     parts += [_straight(column, place, f) for f in ahead if f not in lanes]
     parts += [_arc(column, place, f, lane) for f, lane in lanes.items()]
     most = max((c.bytes for c in column), default=0) or 1
@@ -209,11 +210,11 @@ def _label(
     return f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' {more}>{escape(words)}</text>"
 
 
-def _header(graph: Graph, column: list[Card]) -> str:
+def _header(graph: Graph, name: str, column: list[Card]) -> str:
     fused = graph.level >= Level.FUSED
     count = sum(c.times for c in column)
     moved, work = (sum(c.times * getattr(c, n) for c in column) for n in ("bytes", "flops"))
-    title = f"{graph.key} · {graph.level.name.lower()}"
+    title = f"{name} · {graph.level.name.lower()}"
     facts = f"{count} {'launches' if fused else 'nodes'} · after {graph.history[-1]}"
     if fused:
         facts += f" · moves {amount(moved)}B · computes {amount(work)}flop"

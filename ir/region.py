@@ -41,19 +41,29 @@ class Region:
 
     @property
     def bytes(self) -> int:
-        """Bytes read and written at most: each operand once, gathers by what they gather."""
+        """Bytes of weights and values that must move, each once, gathers by what they gather.
+
+        Rows of states are not counted: how many there are is a value, not a shape.
+        """
         inside = set(self.nodes)
-        read = sum(max(_touched(r, n) for n in r.users if n in inside) for r in self.reads)
+        read = sum(
+            max(_touched(r, n) for n in r.users if n in inside)
+            for r in self.reads
+            if not _is_handle(r)
+        )
         kept = [n for n in self.stores if kind_of(n) is not Kind.STATE]
         return read + sum(type_of(n).nbytes for n in kept)
 
 
+def _is_handle(node: torch.fx.Node) -> bool:
+    """True for a state, before or after a write to it."""
+    written = any(kind_of(u) is Kind.STATE and u.args[0] is node for u in node.users)
+    return written or kind_of(node) is Kind.STATE
+
+
 def _touched(value: torch.fx.Node, reader: torch.fx.Node) -> int:
-    """Bytes of `value` that `reader` touches: all, or what a gather or a state write can reach."""
+    """Bytes of `value` that `reader` touches: all, or what a gather can reach."""
     whole, result = type_of(value), type_of(reader)
-    if kind_of(reader) is Kind.STATE and reader.args[0] is value:
-        written = sum(math.prod(type_of(a).shape) for a in reader.args[1:])
-        return min(whole.nbytes, written * whole.nbytes // math.prod(whole.shape))
     if kind_of(reader) is Kind.POINTWISE:
         reached = min(1.0, 2 * math.prod(result.shape) / max(1, math.prod(whole.shape)))
         return math.ceil(whole.nbytes * reached)

@@ -345,6 +345,10 @@ def test_show_draws_every_program(artifact, tmp_path):
     for level in ("traced", "typed", "fused", "ordered"):
         graph = run("show", artifact, "--level", level, "--part", "draft").stdout
         assert "def DECODE(" in graph and "linear" in graph
+    drawn = run("show", artifact, "--level", "fused", "--format", "svg").stdout
+    assert "draft DECODE · fused" in drawn and "target DECODE · fused" in drawn
+    page = run("show", artifact, "--level", "typed", "--part", "draft", "--format", "html").stdout
+    assert page.count("<svg") == 1 and "def DECODE(" in page
 
 
 def test_bench_prints_rows_as_promised(artifact):
