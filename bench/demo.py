@@ -1,4 +1,6 @@
-"""The demo: fetch, compile, generate with and without drafts, and a table of speeds, by the commands themselves."""
+"""The demo: fetch, compile, generate with and without drafts, and a table of
+speeds, by the commands themselves.
+"""
 
 from __future__ import annotations
 

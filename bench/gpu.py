@@ -1,7 +1,9 @@
-"""Checks and times the Triton backend on a CUDA device: numerics, capture, steps beside torch.compile and the memory.
+"""Checks and times the Triton backend on a CUDA device: numerics, capture,
+steps beside torch.compile and the memory.
 
-Every number is of one run on one device. Bytes are those that a step must move once: weights, values, ids. The floor
-of a step is its bytes over the bandwidth of a large copy (bytes read and written), measured in the same run.
+Every number is of one run on one device. Bytes are those that a step must move once: weights,
+values, ids. The floor of a step is its bytes over the bandwidth of a large copy (bytes read and
+written), measured in the same run.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Clock:
 
 
 def median_ms(call: Callable[[], Any], device: torch.device, runs: int = 30) -> list[float]:
-    """Median, least and largest milliseconds of a call: device events around it, or the host's clock."""
+    """Median, least and largest milliseconds of a call: device events
+    around it, or the host's clock.
+    """
     for _ in range(3):
         call()
     spans = []
@@ -187,7 +191,9 @@ def replayed(runner: TritonRunner, key: GraphKey) -> Callable[[], None]:
 def time_circuit(
     subject: Subject, runner: TritonRunner, key: GraphKey, rate: float, held: int
 ) -> dict[str, Any]:
-    """A row of the table: launches alone, and a whole step with its inputs and the read of its tokens."""
+    """A row of the table: launches alone, and a whole step with its
+    inputs and the read of its tokens.
+    """
     given = inputs(subject, runner, key, held)
     began = time.perf_counter()
     out = runner.step(key, **given)
@@ -218,7 +224,9 @@ def torch_linear(x: torch.Tensor, weight: torch.Tensor, *, activation: Any = Non
 def time_peer(
     subject: Subject, runner: TritonRunner, key: GraphKey, held: int, compiled: bool
 ) -> dict[str, Any]:
-    """A row of the table: the same graph over bf16 weights and a contiguous cache, by torch.compile."""
+    """A row of the table: the same graph over bf16 weights and a
+    contiguous cache, by torch.compile.
+    """
     device, types = runner.device, runner.inputs(key)
     weights = {}
     for name, value in subject.binding.weights.items():

@@ -1,4 +1,6 @@
-"""What `gpu.py` measures: a head of the 8B class and the demo's target, with random weights made on the device."""
+"""What `gpu.py` measures: a head of the 8B class and the demo's target,
+with random weights made on the device.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ VERIFY_4 = GraphKey(Mode.VERIFY, 4)
 
 @dataclass(frozen=True)
 class Subject:
-    """One model to measure: its binding, and which of its programs are also given to torch.compile."""
+    """One model to measure: its binding, and which of its programs
+    are also given to torch.compile.
+    """
 
     name: str
     binding: Binding
@@ -47,7 +51,9 @@ def vectors_and_matrices(shapes: Mapping[str, tuple[int, ...]], device: torch.de
 
 
 def head(device: torch.device, tiny: bool) -> Subject:
-    """A head beside a target of the 8B class: hidden 4096, FFN 12288, 32 heads on 8, 32768 of 151936 ids."""
+    """A head beside a target of the 8B class: hidden 4096, FFN 12288, 32
+    heads on 8, 32768 of 151936 ids.
+    """
     context = 64 if tiny else 4096
     sizes = (
         (64, 96, 4, 2, 16, 1e-6, 48, 97) if tiny else (4096, 12288, 32, 8, 128, 1e-6, 32768, 151936)
@@ -69,7 +75,9 @@ def head(device: torch.device, tiny: bool) -> Subject:
 
 
 def demo(device: torch.device, tiny: bool) -> Subject:
-    """The demo's target: 30 layers, hidden 576, FFN 1536, 9 heads on 3, 49152 ids; Q4_1 and Q8_0."""
+    """The demo's target: 30 layers, hidden 576, FFN 1536, 9 heads
+    on 3, 49152 ids; Q4_1 and Q8_0.
+    """
     context, layers = (64, 2) if tiny else (2048, 30)
     sizes = (64, 96, 97, 4, 2, 16) if tiny else (576, 1536, 49152, 9, 3, 64)
     n, ffn, vocab, heads, groups, dim = sizes
@@ -117,7 +125,9 @@ def on_device(binding: Binding, device: torch.device) -> Binding:
 
 
 class MemoryPart:
-    """A compiled binding where a part of an artifact is wanted, without writing gigabytes to a disk."""
+    """A compiled binding where a part of an artifact is wanted,
+    without writing gigabytes to a disk.
+    """
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled

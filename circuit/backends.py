@@ -33,7 +33,9 @@ def _triton(archs: Sequence[int]) -> Backend:
 
 
 BACKENDS: dict[str, Callable[[Sequence[int]], Backend]] = {"cpp": _cpp, "triton": _triton}
-"""Backend name -> what makes its kernels; compute capabilities are compiled for ahead of time where given."""
+"""Backend name -> what makes its kernels; compute capabilities are
+compiled for ahead of time where given.
+"""
 
 
 def working_format(backend: str, weights: str) -> Format:
@@ -58,4 +60,6 @@ def _graphs(parts: Mapping[str, Part], threads: int | None, blocks: Mapping[str,
 
 
 RUNNERS: dict[str, Callable[..., Opened]] = {"cpp": _native, "triton": _graphs}
-"""Backend name -> runners of parts, given threads and blocks of each, and the call that frees what they share."""
+"""Backend name -> runners of parts, given threads and blocks of each, and
+the call that frees what they share.
+"""

@@ -1,4 +1,6 @@
-"""From a checkpoint and a head, by a recipe's choices, to the bindings that are compiled or interpreted."""
+"""From a checkpoint and a head, by a recipe's choices, to the bindings
+that are compiled or interpreted.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def bind(checkpoint: Checkpoint, heads: Sequence[HeadWeights], choices: Choices)
     keys = target_keys(batches=choices.batches, chunk=choices.chunk)
     bindings: dict[str, Binding] = {
         TARGET: target_binding(
-            checkpoint.config, tensors, choices.context, keys, normed_hidden=asks_normed,
+            checkpoint.config,
+            tensors,
+            choices.context,
+            keys,
+            normed_hidden=asks_normed,
             working=working,
         )
     }

@@ -30,7 +30,9 @@ def check_artifact(
     folder: Path, screen: Screen, *, keys: str | None = None, bisect: bool = False,
     threads: int | None = None,
 ) -> Record:  # fmt: skip
-    """Checks every program of an artifact; the record says what was compared, and why it does not pass."""
+    """Checks every program of an artifact; the record says what was
+    compared, and why it does not pass.
+    """
     import torch
 
     from circuit.bindings import rebind

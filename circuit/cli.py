@@ -1,7 +1,7 @@
 """The commands: options in, one call into the part that does the work, an exit code out.
 
-Nothing heavy is imported before a command runs, so that help is immediate and a compiled artifact starts
-fast.
+Nothing heavy is imported before a command runs, so that help is immediate and a compiled artifact
+starts fast.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ EPSILON = 4e-6
 
 @dataclass(frozen=True)
 class Distance:
-    """The largest and the root-mean-square difference from the oracle; infinite where there is a NaN."""
+    """The largest and the root-mean-square difference from the
+    oracle; infinite where there is a NaN.
+    """
 
     largest: float
     mean: float
@@ -35,11 +37,14 @@ def distance(values: np.ndarray, oracle: np.ndarray) -> Distance:
 def allowance(eager: Distance, oracle: np.ndarray) -> Distance:
     """The distance at which values still count as no worse than eager's.
 
-    Four times eager's largest and three times its mean difference (both are draws of the same roundings), plus
-    four millionths of the oracle's own size, which a reduction in another order costs even where eager is exact.
+    Four times eager's largest and three times its mean difference (both are draws of the same
+    roundings), plus four millionths of the oracle's own size, which a reduction in another order
+    costs even where eager is exact.
     """
     size = np.abs(oracle.astype(np.float64))
-    largest, mean = (float(size.max()), float(np.sqrt(np.square(size).mean()))) if size.size else (0, 0)
+    largest, mean = (
+        (float(size.max()), float(np.sqrt(np.square(size).mean()))) if size.size else (0, 0)
+    )
     return Distance(
         LARGEST_FACTOR * eager.largest + EPSILON * largest,
         MEAN_FACTOR * eager.mean + EPSILON * mean,
@@ -47,13 +52,17 @@ def allowance(eager: Distance, oracle: np.ndarray) -> Distance:
 
 
 def pooled(distances: Iterable[Distance]) -> Distance:
-    """The largest of several distances: one row is a single draw of its roundings, many show their size."""
+    """The largest of several distances: one row is a single draw of its
+    roundings, many show their size.
+    """
     found = list(distances)
     return Distance(max(d.largest for d in found), max(d.mean for d in found))
 
 
 def share_used(compiled: np.ndarray, eager: Distance, oracle: np.ndarray) -> float:
-    """The share of the allowance that `compiled` uses up; above 1 it is worse than eager, which is `eager` off."""
+    """The share of the allowance that `compiled` uses up; above 1 it is
+    worse than eager, which is `eager` off.
+    """
     seen, allowed = distance(compiled, oracle), allowance(eager, oracle)
     shares = [
         s / a if a else (0.0 if s == 0 else np.inf)
@@ -68,7 +77,9 @@ def no_worse_than_eager(compiled: np.ndarray, eager: np.ndarray, oracle: np.ndar
 
 
 def clear_rows(oracle: np.ndarray, compiled: np.ndarray) -> np.ndarray:
-    """Which rows of logits [m, v] have a first place that the error between the two cannot overturn."""
+    """Which rows of logits [m, v] have a first place that the error
+    between the two cannot overturn.
+    """
     if oracle.shape[-1] < 2:
         return np.ones(len(oracle), bool)
     top = np.partition(oracle, -2, axis=-1)[:, -2:]

@@ -1,4 +1,6 @@
-"""The engine of an artifact without its compiled programs: the same graphs, interpreted with torch."""
+"""The engine of an artifact without its compiled programs: the same
+graphs, interpreted with torch.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def eager_engine(
 ) -> tuple[Engine, Callable[[], None]]:
     """An engine over the programs as written, and the call that frees it.
 
-    The weights are read again from the checkpoint that the artifact records, and must be those it was
-    compiled from.
+    The weights are read again from the checkpoint that the artifact records, and must be those it
+    was compiled from.
     """
     torch.set_num_threads(options.threads(threads))
     bound = rebind(loaded.artifact)

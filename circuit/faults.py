@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """One changed byte of a weight of DECODE: of its first vector, or of its first matrix in panels."""
+    """One changed byte of a weight of DECODE: of its first vector, or
+    of its first matrix in panels.
+    """
 
     name: str
     dimensions: int
@@ -26,19 +28,19 @@ class Fault:
 
 FAULTS = (Fault("one byte of a norm", 1), Fault("one byte of a matrix", 2))
 EXPONENT_BIT = 0x40
-PLACES = 32  # a low bit of one of many weights may be too small to matter, so several bytes are tried
+PLACES = (
+    32  # a low bit of one of many weights may be too small to matter, so several bytes are tried
+)
 
 
-def seen(
-    runner: NativeRunner, fault: Fault, is_wrong: Callable[[], bool]
-) -> bool:
-    """True if `is_wrong` says so while one byte is changed, for at least one of the places tried."""
+def seen(runner: NativeRunner, fault: Fault, is_wrong: Callable[[], bool]) -> bool:
+    """True if `is_wrong` says so while one byte is changed, for at
+    least one of the places tried.
+    """
     return any(_seen_at(runner, fault, place, is_wrong) for place in range(PLACES))
 
 
-def _seen_at(
-    runner: NativeRunner, fault: Fault, place: int, is_wrong: Callable[[], bool]
-) -> bool:
+def _seen_at(runner: NativeRunner, fault: Fault, place: int, is_wrong: Callable[[], bool]) -> bool:
     plan = runner.plan(DECODE)
     number = _victim(plan, fault)
     buffer = plan.buffers[number]
@@ -49,7 +51,9 @@ def _seen_at(
 
 
 def _victim(plan: Plan, fault: Fault) -> int:
-    """Number of the first weight that a launch reads whole and that has the fault's number of dimensions."""
+    """Number of the first weight that a launch reads whole and that has
+    the fault's number of dimensions.
+    """
     for launch in plan.launches:
         for number in launch.arguments:
             buffer = plan.buffers[number]
@@ -62,5 +66,7 @@ def _victim(plan: Plan, fault: Fault) -> int:
 
 
 def _offset(size: int, place: int) -> int:
-    """Byte number `place` to try: the last of four, which holds an exponent where numbers are f32."""
+    """Byte number `place` to try: the last of four, which holds an
+    exponent where numbers are f32.
+    """
     return min(size - 1, size * (2 * place + 1) // (2 * PLACES) // 4 * 4 + 3)

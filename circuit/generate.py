@@ -41,7 +41,9 @@ class GenerateRequest:
 
 
 def generate_text(request: GenerateRequest, screen: Screen) -> Record:
-    """Streams the text that follows the prompt; the record holds it with its ids, times and counts."""
+    """Streams the text that follows the prompt; the record holds it
+    with its ids, times and counts.
+    """
     loaded = Loaded.read(request.folder)
     prompt = prompt_ids(loaded.tokenizer, _text(request.prompt), request.chat)
     drafts = request.drafts if loaded.recipe.heads else 0

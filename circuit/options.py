@@ -39,8 +39,8 @@ def compiler() -> str | None:
 def threads(given: int | None = None) -> int:
     """How many threads to compute with: `given`, else $CIRCUIT_THREADS, else every core at hand.
 
-    A core is at hand if this process may run on it, within the quota of its control group; two hardware
-    threads of one core count once.
+    A core is at hand if this process may run on it, within the quota of its control group; two
+    hardware threads of one core count once.
     """
     if given is not None:
         return _counted("--threads", str(given))
@@ -69,6 +69,8 @@ def _quota() -> int:
 
 
 def levers() -> ModelLevers:
-    """The switches of drafting; each has a variable: $CIRCUIT_TRIM, $CIRCUIT_DRAFTER_PREFILL and so on."""
+    """The switches of drafting; each has a variable: $CIRCUIT_TRIM,
+    $CIRCUIT_DRAFTER_PREFILL and so on.
+    """
     names = {f"CIRCUIT_{f.name.upper()}": f.name for f in fields(ModelLevers)}
     return ModelLevers.parse({f: os.environ[n] for n, f in names.items() if os.environ.get(n)})

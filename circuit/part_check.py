@@ -1,4 +1,6 @@
-"""The check of one part: its programs on three runners, its rows byte for byte, its planted faults."""
+"""The check of one part: its programs on three runners, its rows
+byte for byte, its planted faults.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ LEAST_TOKENS = 8  # tokens of a part that must have been compared exactly for a 
 
 @dataclass
 class Compared:
-    """What was compared of one program: how much, and the worst share of the allowance that it used."""
+    """What was compared of one program: how much, and the worst share
+    of the allowance that it used.
+    """
 
     part: str
     key: GraphKey
@@ -46,7 +50,9 @@ class Compared:
 
 @dataclass
 class PartCheck:
-    """The check of one part: its programs, the rows that agree byte for byte, the faults that were seen."""
+    """The check of one part: its programs, the rows that agree byte for
+    byte, the faults that were seen.
+    """
 
     programs: list[Compared]
     equal_rows: int = 0
@@ -76,7 +82,9 @@ class PartCheck:
 
 
 def eager_pair(bound: Bound, name: str, context: int) -> tuple[EagerRunner, EagerRunner]:
-    """Eager runners of the graph that the kernels compute: in the working format, and in float64."""
+    """Eager runners of the graph that the kernels compute: in the
+    working format, and in float64.
+    """
     from circuit.backends import BACKENDS
     from ir.passes.manager import run_pipeline
     from runners.eager import EagerRunner
@@ -129,13 +137,17 @@ def numbers_of(observed: Observed) -> dict[str, np.ndarray]:
 
 
 def drafted_alike(one: Observed, other: Observed) -> bool:
-    """True unless two runs of a chain went on with different drafts: then their numbers are of other texts."""
+    """True unless two runs of a chain went on with different drafts: then
+    their numbers are of other texts.
+    """
     names = [n for n in one.outputs if n.startswith("tokens.")]
     return all(np.array_equal(one.outputs[n], other.outputs[n]) for n in names)
 
 
 def eager_distances(pairs: Sequence[tuple[Observed, Observed]]) -> dict[str, Distance]:
-    """By name of an output or a state: how far eager is from the oracle, over all programs of a part."""
+    """By name of an output or a state: how far eager is from the
+    oracle, over all programs of a part.
+    """
     found: dict[str, list[Distance]] = {}
     for plain, exact in pairs:
         if drafted_alike(plain, exact):
@@ -167,7 +179,9 @@ def compare(
 
 
 def _compare_chain(found: Compared, compiled: Observed, oracle: Observed) -> None:
-    """Counts the chain's tokens up to the first that differs: a near tie, which DECODE judges by its logits."""
+    """Counts the chain's tokens up to the first that differs: a near tie,
+    which DECODE judges by its logits.
+    """
     for step in range(compiled.key.rows):
         if compiled.outputs[f"tokens.{step}"] != oracle.outputs[f"tokens.{step}"]:
             found.near_ties += 1

@@ -20,7 +20,9 @@ FONT = "font-family='Inter,Helvetica,Arial,sans-serif'"
 
 @dataclass(frozen=True)
 class Group:
-    """Launches of one kernel: how many there are, their largest weight, what they move and compute together."""
+    """Launches of one kernel: how many there are, their largest weight,
+    what they move and compute together.
+    """
 
     label: str
     weight: str
@@ -43,7 +45,9 @@ class Life:
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan as it is drawn: its kernels as groups, the largest first, and the lives of arena values."""
+    """A plan as it is drawn: its kernels as groups, the largest
+    first, and the lives of arena values.
+    """
 
     title: str
     plan: Plan
@@ -147,7 +151,9 @@ def _strip(view: PlanView, y: int, moved: int) -> str:
 
 
 def _legend(view: PlanView, y: int, moved: int) -> tuple[str, int]:
-    """A line per kernel: colour, count, what it computes, its share of the bytes; and the height."""
+    """A line per kernel: colour, count, what it computes, its share
+    of the bytes; and the height.
+    """
     parts = []
     for row, group in enumerate(view.groups.values()):
         line = y + ROW * row

@@ -1,4 +1,6 @@
-"""What an artifact records of its making: origin, choices, configurations. Nothing here imports torch."""
+"""What an artifact records of its making: origin, choices,
+configurations. Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def draft_part(index: int, count: int) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """The checkpoint that was compiled: as it was given, where it lay, and the digest of its files."""
+    """The checkpoint that was compiled: as it was given, where it
+    lay, and the digest of its files.
+    """
 
     source: str
     path: str
@@ -30,7 +34,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class Choices:
-    """What was asked for: the format of the weights, the backend, the context in rows, BATCH widths, chunk."""
+    """What was asked for: the format of the weights, the backend, the
+    context in rows, BATCH widths, chunk.
+    """
 
     weights: str = "native"
     backend: str = "cpp"
@@ -49,7 +55,9 @@ class HeadRecord:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that the application records in an artifact. `head_path` is a folder's, else empty."""
+    """Everything that the application records in an artifact.
+    `head_path` is a folder's, else empty.
+    """
 
     origin: Origin
     choices: Choices

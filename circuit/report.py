@@ -51,7 +51,8 @@ class Screen:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Report]:
-        """Gives a `report(stage, done, total)` that draws a bar per stage; quiet where stderr is a file.
+        """Gives a `report(stage, done, total)` that draws a bar per
+        stage; quiet where stderr is a file.
 
         Without a terminal each stage is one line, printed when it begins.
         """
@@ -90,8 +91,8 @@ class Screen:
 def carry_out(action: Callable[[Screen], Record], *, as_json: bool, debug: bool) -> int:
     """Runs `action` and prints its record if `as_json`; the exit code of the command.
 
-    Every failure is one sentence and a hint on stderr, and, with `as_json`, an object with `error` on
-    stdout. `debug` shows the traceback as well.
+    Every failure is one sentence and a hint on stderr, and, with `as_json`, an object with `error`
+    on stdout. `debug` shows the traceback as well.
     """
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s"
@@ -167,7 +168,9 @@ def _failed(screen: Screen, code: int, kind: str, sentence: str, hint: str = "")
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:
-    """The rows under their headings in aligned columns; the first column to the left, others to the right."""
+    """The rows under their headings in aligned columns; the first column
+    to the left, others to the right.
+    """
     widths = [max(map(len, column)) for column in zip(headings, *rows)]
     lines = [headings, ["-" * width for width in widths], *rows]
 

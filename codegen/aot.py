@@ -1,4 +1,6 @@
-"""Kernels of generated modules compiled ahead of time, without a device, and what they use of one."""
+"""Kernels of generated modules compiled ahead of time, without a
+device, and what they use of one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _REDUCED = re.compile(
     r"<\{axis = 1 : i32\}>.*?\}\) : \(tensor<\d+x(\d+)xf32, (#blocked\d*)>\)", re.DOTALL
 )
 LANES = 255
-"""Registers that a lane of a one-warp kernel may take: left to itself, the assembler spills to fit more warps."""
+"""Registers that a lane of a one-warp kernel may take: left to itself, the
+assembler spills to fit more warps.
+"""
 
 
 class Interpreting(CircuitError):
@@ -43,7 +47,8 @@ class NoDisassembler(CircuitError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel uses of a device: registers a thread, bytes of stack, of shared and of local memory.
+    """What one kernel uses of a device: registers a thread, bytes of
+    stack, of shared and of local memory.
 
     `shared` is what the cubin reserves, `asked` what a launch asks for besides.
     """
@@ -75,7 +80,8 @@ def load_unit(path: Path) -> ModuleType:
 def launch_options(warps: int, stages: int) -> dict[str, Any]:
     """The options of a kernel's compilation.
 
-    Products and sums are joined only where a kernel says so, whatever the default of Triton's version is.
+    Products and sums are joined only where a kernel says so, whatever the default of Triton's
+    version is.
     """
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
     return options | ({"maxnreg": LANES} if warps == 1 else {})
@@ -109,7 +115,8 @@ def compile_kernel(record: tuple[Any, ...], arch: int) -> Any:
 
 
 def sums_along_k(compiled: Any) -> list[str]:
-    """How each float reduction along dimension 1 is spread: its extent, then elements, lanes and warps along it.
+    """How each float reduction along dimension 1 is spread: its extent, then
+    elements, lanes and warps along it.
 
     Two kernels with the same entries add up a row in the same order.
     """
@@ -125,7 +132,9 @@ def sums_along_k(compiled: Any) -> list[str]:
 
 
 def usage(compiled: Any, kernel: str, arch: int) -> Usage:
-    """The resource usage that `cuobjdump` of Triton's package reads from a compiled kernel's cubin."""
+    """The resource usage that `cuobjdump` of Triton's package reads
+    from a compiled kernel's cubin.
+    """
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -144,7 +153,9 @@ def usage(compiled: Any, kernel: str, arch: int) -> Usage:
 def compile_units(
     units: Mapping[str, Path], archs: Iterable[int], store: KernelStore, report: Report = silent
 ) -> dict[str, Path]:
-    """File name -> built file: a cubin per kernel and arch, and `usage.json`, the resource usage of all."""
+    """File name -> built file: a cubin per kernel and arch, and
+    `usage.json`, the resource usage of all.
+    """
     records = {}
     for path in units.values():
         records |= load_unit(path).KERNELS

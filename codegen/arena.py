@@ -12,7 +12,9 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Value:
-    """A value of `nbytes` alive from launch `first` (which writes it) to launch `last`, both included."""
+    """A value of `nbytes` alive from launch `first` (which writes it)
+    to launch `last`, both included.
+    """
 
     name: str
     nbytes: int
@@ -46,7 +48,9 @@ def interference(values: Sequence[Value]) -> nx.Graph:
 
 
 def place(values: Sequence[Value]) -> Arena:
-    """An arena in which values that interfere never overlap: first fit, by start, then the larger first."""
+    """An arena in which values that interfere never overlap: first fit,
+    by start, then the larger first.
+    """
     graph = interference(values)
     sizes = {v.name: aligned(v.nbytes) for v in values}
     assert len(sizes) == len(values), "names of arena values are unique"

@@ -203,9 +203,9 @@ def load_artifact(
 ) -> Artifact:  # fmt: skip
     """The artifact at `path`, refused unless it is whole, unedited, and made for this machine.
 
-    Every file is compared with its recorded SHA-256 except the weights, of which the size and the header are
-    compared; `verify` hashes them too. `toolchain` (a backend's facts) and `sources` (part -> digest of the
-    checkpoint's weights) are compared when given.
+    Every file is compared with its recorded SHA-256 except the weights, of which the size and the
+    header are compared; `verify` hashes them too. `toolchain` (a backend's facts) and `sources`
+    (part -> digest of the checkpoint's weights) are compared when given.
     """
     manifest = _read_manifest(path)
     _check_files(path, manifest, verify)

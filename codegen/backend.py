@@ -47,7 +47,9 @@ class Backend(ABC):
 
     @abstractmethod
     def activation_format(self, weight: Format) -> Format | None:
-        """What the activations that meet weights of this format are rounded to (None: not at all)."""
+        """What the activations that meet weights of this format are
+        rounded to (None: not at all).
+        """
 
     @abstractmethod
     def state_format(self, weight: Format) -> Format:
@@ -75,13 +77,16 @@ class Backend(ABC):
     def layout(self, lowered: Lowered, operand: Operand) -> str | None:
         """The layout in which the region wants a weight operand; None if it reads any layout.
 
-        It depends on the region's op and the weight's type, never on the number of rows, so that one packed
-        copy serves every program. A weight that every region reads in any layout stays as it is (ROWS).
+        It depends on the region's op and the weight's type, never on the number of rows, so that
+        one packed copy serves every program. A weight that every region reads in any layout stays
+        as it is (ROWS).
         """
 
     @abstractmethod
     def packed_bytes(self, type: TensorType, layout: str) -> int:
-        """Bytes that a weight of `type` takes in `layout`, one that `layout()` gave (never ROWS)."""
+        """Bytes that a weight of `type` takes in `layout`, one that
+        `layout()` gave (never ROWS).
+        """
 
     @abstractmethod
     def pack(self, value: Value, layout: str) -> np.ndarray:
@@ -89,7 +94,9 @@ class Backend(ABC):
 
     @abstractmethod
     def emit(self, lowered: Lowered, schedule: Schedule, layouts: Mapping[str, str]) -> Kernel:
-        """The kernel of the region; `layouts` gives each weight operand's layout by operand name."""
+        """The kernel of the region; `layouts` gives each weight
+        operand's layout by operand name.
+        """
 
     @abstractmethod
     def unit(self, plan: Plan, kernels: Sequence[Kernel], declared: Sequence[Kernel]) -> str:
@@ -104,9 +111,10 @@ class Backend(ABC):
     ) -> dict[str, Path]:
         """File name -> built file, from unit name -> source; what it makes is kept in `store`.
 
-        On the host these are `program.so`, which has the entry of every plan, `int SYMBOL(void *const
-        *buffers, Team *team, long long *nanoseconds)` (the clock of each launch, or null; 0 means done), and
-        `team.so` with `Team *team_create(int threads)` and `void team_destroy(Team *)`.
+        On the host these are `program.so`, which has the entry of every plan, `int SYMBOL(void
+        *const *buffers, Team *team, long long *nanoseconds)` (the clock of each launch, or null; 0
+        means done), and `team.so` with `Team *team_create(int threads)` and `void team_destroy(Team
+        *)`.
         """
 
     @abstractmethod
@@ -117,6 +125,6 @@ class Backend(ABC):
     def facts(self) -> dict[str, str]:
         """The device and the toolchain: recorded in an artifact and compared when it is loaded.
 
-        `machine`, `system` and `abi` must be equal, `isa` (words) must be a part of what the machine has;
-        other facts describe the toolchain.
+        `machine`, `system` and `abi` must be equal, `isa` (words) must be a part of what the
+        machine has; other facts describe the toolchain.
         """

@@ -64,7 +64,9 @@ class CppBackend(Backend):
     working = Format.F32
 
     def __init__(self, cxx: str | None = None, extensions: str | None = None) -> None:
-        """`cxx`: the compiler's command (None: the first that is found); `extensions`: a family's limit."""
+        """`cxx`: the compiler's command (None: the first that is found);
+        `extensions`: a family's limit.
+        """
         self._cxx = cxx
         self.extensions = chosen_extensions(machine_facts()["isa"].split(), extensions)
 

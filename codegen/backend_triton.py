@@ -33,9 +33,11 @@ class TritonMissing(CircuitError):
 
 
 class TritonBackend(Backend):
-    """Kernels for CUDA devices; `archs` (compute capabilities such as 90) are compiled ahead of time as well.
+    """Kernels for CUDA devices; `archs` (compute capabilities such as 90)
+    are compiled ahead of time as well.
 
-    Without `archs` a build holds source text only, and each kernel is compiled when a device first runs it.
+    Without `archs` a build holds source text only, and each kernel is compiled when a device first
+    runs it.
     """
 
     name = "triton"
@@ -50,7 +52,9 @@ class TritonBackend(Backend):
         return weight in _READ
 
     def activation_format(self, weight: Format) -> Format | None:
-        """None: activations are read in the working format, and weights are widened to meet them."""
+        """None: activations are read in the working format, and
+        weights are widened to meet them.
+        """
         return None
 
     def state_format(self, weight: Format) -> Format:

@@ -233,7 +233,9 @@ def _value_type(format: Format) -> str:
 
 
 def addressed(e: Expr, places: Mapping[str, Place]) -> Expr:
-    """`e` with the index of each load turned into one row-major position (panels keep row and column)."""
+    """`e` with the index of each load turned into one row-major
+    position (panels keep row and column).
+    """
 
     def rule(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if node.op != "load" or places[node.payload].panels:

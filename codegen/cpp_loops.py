@@ -57,8 +57,8 @@ class Scope:
     ) -> list[str]:  # fmt: skip
         """Loops over the last dimension at leading index `lead`.
 
-        With `start`, over the `count` elements from there on, of which the first `live` (an expression
-        in C++; None: all) exist.
+        With `start`, over the `count` elements from there on, of which the first `live` (an
+        expression in C++; None: all) exist.
         """
         whole = value.shape[-1] if count is None else count
         origin = start or const(0)
@@ -108,7 +108,9 @@ def indented(lines: Sequence[str]) -> list[str]:
 
 
 def _cuts(e: Expr, whole: int) -> list[int]:
-    """Where comparisons of the column with a constant change, so that none is left inside a segment."""
+    """Where comparisons of the column with a constant change, so that
+    none is left inside a segment.
+    """
     cuts = {0, whole}
     for test in accesses(e, "lt"):
         left, right = test.args

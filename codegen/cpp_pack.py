@@ -59,7 +59,9 @@ def _padded(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def _blocks(raw: np.ndarray, type_: TensorType) -> np.ndarray:
-    """Panels [count, bytes] of a block format; `raw` holds whole rows of blocks, a multiple of 16 rows."""
+    """Panels [count, bytes] of a block format; `raw` holds whole rows
+    of blocks, a multiple of 16 rows.
+    """
     format, k = type_.format, type_.shape[1]
     blocks = raw.reshape(-1, LANES, k // BLOCK, raw.shape[1] // (k // BLOCK))
     count = blocks.shape[0]

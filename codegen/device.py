@@ -10,7 +10,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def machine_facts() -> dict[str, str]:
-    """`machine`, `system`, and `isa`: the instruction-set extensions that the operating system reports."""
+    """`machine`, `system`, and `isa`: the instruction-set extensions
+    that the operating system reports.
+    """
     return {
         "machine": platform.machine(),
         "system": platform.system(),
@@ -33,7 +35,9 @@ def _extensions() -> set[str]:
 
 
 def physical_cores() -> int:
-    """Cores that this process may use, two hardware threads of one core counted once; at least 1."""
+    """Cores that this process may use, two hardware threads of one
+    core counted once; at least 1.
+    """
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores, package = set(), "0"
     for name, value in _fields():

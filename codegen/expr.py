@@ -1,8 +1,8 @@
 """Scalar expressions of a kernel: what one element of a value is, as a function of its index.
 
-`Expr` nodes are interned, so equal expressions are one object and a printer can bind each shared one to a
-name once. Index arithmetic simplifies itself from the extents of the loop variables, which makes chains of
-views print as the plain address they are.
+`Expr` nodes are interned, so equal expressions are one object and a printer can bind each shared
+one to a name once. Index arithmetic simplifies itself from the extents of the loop variables, which
+makes chains of views print as the plain address they are.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _INTERNED: dict[tuple[object, ...], Expr] = {}
 class Expr:
     """One interned node: `op`, its operands, the format of its value, and a payload.
 
-    Ops: const (payload number) · var (payload (name, extent)) · load (payload operand name; operands are the
-    index of each dimension) · stat (payload name; row index) · acc (the anchor's result at an index) · reduce
-    (payload (kind, var, extent); operand is the element) · cast · where · arithmetic and functions by name.
+    Ops: const (payload number) · var (payload (name, extent)) · load (payload operand name;
+    operands are the index of each dimension) · stat (payload name; row index) · acc (the anchor's
+    result at an index) · reduce (payload (kind, var, extent); operand is the element) · cast ·
+    where · arithmetic and functions by name.
     """
 
     op: str

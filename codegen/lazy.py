@@ -1,8 +1,8 @@
 """Lazy values: an op's body run on them tells what each element of its result is.
 
-A `Lazy` has a shape, a format and a function from an index to an `Expr`. It answers the torch functions
-that bodies of POINTWISE, ROW and VIEW ops use, so the body itself is what is printed: the mathematics of an
-op stands in one place.
+A `Lazy` has a shape, a format and a function from an index to an `Expr`. It answers the torch
+functions that bodies of POINTWISE, ROW and VIEW ops use, so the body itself is what is printed: the
+mathematics of an op stands in one place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def promote(a: Format, b: Format) -> Format:
 
 
 class Unprintable(TypeError):
-    """A body uses a torch function that no kernel can be printed from: a fault of the op's author."""
+    """A body uses a torch function that no kernel can be printed
+    from: a fault of the op's author.
+    """
 
 
 class Lazy:
@@ -56,7 +58,7 @@ class Lazy:
     ndim = property(lambda self: len(self.shape))
     is_meta = False
 
-    # -- elementwise ---------------------------------------------------------------------------------
+    # -- elementwise -------------------------------------------------------------------------------
 
     @staticmethod
     def of(value: Lazy | float | bool, format: Format | None = None) -> Lazy:
@@ -176,7 +178,7 @@ class Lazy:
         """The number of each column, i32, of the last dimension's length."""
         return Lazy(self.shape[-1:], Format.I32, lambda i: i[0])
 
-    # -- reductions over the last dimension ----------------------------------------------------------
+    # -- reductions over the last dimension --------------------------------------------------------
 
     def _reduce(self, kind: str, keepdim: bool) -> Lazy:
         extent = self.shape[-1]
@@ -220,7 +222,7 @@ class Lazy:
         assert dim == -1
         return self._reduce("min", keepdim)
 
-    # -- index maps ----------------------------------------------------------------------------------
+    # -- index maps --------------------------------------------------------------------------------
 
     def __getitem__(self, key) -> Lazy:
         keys = list(key) if isinstance(key, tuple) else [key]
@@ -279,7 +281,7 @@ class Lazy:
         start %= len(self.shape)
         return self.reshape(*self.shape[:start], math.prod(self.shape[start:]))
 
-    # -- torch functions -----------------------------------------------------------------------------
+    # -- torch functions ---------------------------------------------------------------------------
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

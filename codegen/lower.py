@@ -17,8 +17,8 @@ from ir.tensor import Format, TensorType
 class Operand:
     """A buffer that a kernel reads or writes; `name` is the kernel's own name for it.
 
-    `node` is the placeholder or the computed node whose value the buffer holds; `slot` tells weights, states
-    and inputs from values of other regions (None).
+    `node` is the placeholder or the computed node whose value the buffer holds; `slot` tells
+    weights, states and inputs from values of other regions (None).
     """
 
     name: str
@@ -34,7 +34,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Stat:
-    """A row statistic of the prologue: computed once per index of `value`, then read as `stat` nodes."""
+    """A row statistic of the prologue: computed once per index of
+    `value`, then read as `stat` nodes.
+    """
 
     name: str
     value: Lazy
@@ -42,7 +44,9 @@ class Stat:
 
 @dataclass(frozen=True)
 class Store:
-    """A value written to memory: `value.at(index)` may read `acc`, the anchor's result, at an index."""
+    """A value written to memory: `value.at(index)` may read `acc`,
+    the anchor's result, at an index.
+    """
 
     operand: Operand
     value: Lazy
@@ -52,10 +56,11 @@ class Store:
 class Lowered:
     """One region, ready for a backend.
 
-    `anchor` is the ANCHOR or STATE node (None: the region is printed from bodies alone), `arguments` maps the
-    names of its signature to lazy values (the prologue, views looked through), `direct` to the operand where
-    an argument is a whole buffer as it stands, `dims` binds the dimensions of its signature. Operands are
-    numbered in the order of first use: reads first, then writes.
+    `anchor` is the ANCHOR or STATE node (None: the region is printed from bodies alone),
+    `arguments` maps the names of its signature to lazy values (the prologue, views looked through),
+    `direct` to the operand where an argument is a whole buffer as it stands, `dims` binds the
+    dimensions of its signature. Operands are numbered in the order of first use: reads first, then
+    writes.
     """
 
     region: int

@@ -26,7 +26,9 @@ class UnboundOutput(CircuitError):
 
 
 def weight_name(slot: Slot) -> str:
-    """The name of a weight in plans and artifacts; merged parts in turns of 16 rows end in `/16`."""
+    """The name of a weight in plans and artifacts; merged parts in
+    turns of 16 rows end in `/16`.
+    """
     turns = slot.merged.width if slot.merged else 0
     return f"{slot.name}/{turns}" if turns else slot.name
 
@@ -37,7 +39,9 @@ def make_plan(
     layouts: Mapping[str, str],
     backend: str,
 ) -> Plan:
-    """The plan that launches `regions` in order; `layouts` gives the layout of each weight by its name."""
+    """The plan that launches `regions` in order; `layouts` gives the
+    layout of each weight by its name.
+    """
     planner = _Planner(graph, layouts)
     launches = [planner.launch(n, low, kernel) for n, (low, kernel) in enumerate(regions)]
     return planner.plan(launches, backend)
@@ -129,7 +133,9 @@ class _Planner:
 
 
 def _moved(lowered: Lowered, buffers: Sequence[Buffer]) -> int:
-    """Bytes of weights and values that the region must move: each once; rows of states are not counted."""
+    """Bytes of weights and values that the region must move: each once;
+    rows of states are not counted.
+    """
     inside = set(lowered.nodes)
     reads = sum(
         _read(operand, inside)
@@ -140,7 +146,9 @@ def _moved(lowered: Lowered, buffers: Sequence[Buffer]) -> int:
 
 
 def _read(operand: Operand, inside: set[torch.fx.Node]) -> int:
-    """Bytes of `operand` that are read: no more elements than its pointwise readers have results."""
+    """Bytes of `operand` that are read: no more elements than its
+    pointwise readers have results.
+    """
     users = [n for n in inside if any(a.name == operand.node for a in n.args)]
     whole = operand.type.nbytes
     if not all(kind_of(n) is Kind.POINTWISE for n in users):

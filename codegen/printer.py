@@ -8,8 +8,8 @@ from codegen.expr import Expr
 class Printer:
     """Prints expressions through a dialect; subclasses say how each op, load and cast is spelled.
 
-    `print` returns statements and the text of each result. An expression used more than once, or marked by
-    `worth_a_name`, becomes a named temporary; names start with `prefix` and count up.
+    `print` returns statements and the text of each result. An expression used more than once, or
+    marked by `worth_a_name`, becomes a named temporary; names start with `prefix` and count up.
     """
 
     prefix = "t"

@@ -81,7 +81,8 @@ def compile_artifact(
     options: CompileOptions, *, recorded: Mapping[str, Any], extras: Mapping[str, bytes],
     report: Report = silent,
 ) -> Path:  # fmt: skip
-    """Compiles bindings (part name -> binding and its keys) into the artifact `out`, whole or not at all.
+    """Compiles bindings (part name -> binding and its keys) into the
+    artifact `out`, whole or not at all.
 
     `recorded` is kept as the artifact's options, `extras` are files that stand beside the parts.
     """
@@ -162,8 +163,9 @@ def write_weights(
 ) -> dict[str, dict[str, str]]:
     """Writes the packed weights of all parts; part -> `name@layout` -> name of the stored tensor.
 
-    Equal bytes are stored once. Tensors of a page or more start on a page, smaller ones on a cache line:
-    each is stored as plain bytes with zeros up to the next boundary, since the format allows no holes.
+    Equal bytes are stored once. Tensors of a page or more start on a page, smaller ones on a cache
+    line: each is stored as plain bytes with zeros up to the next boundary, since the format allows
+    no holes.
     """
     uses = [(name, part, use) for name, part in parts.items() for use in part.weights]
     large = [u for u in uses if u[1].packed_bytes(u[2]) >= PAGE]

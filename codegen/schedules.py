@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base of a backend's schedule record, whose fields are the search space (integers and booleans)."""
+    """Base of a backend's schedule record, whose fields are the
+    search space (integers and booleans).
+    """
 
     def text(self) -> str:
         """The choices as canonical JSON."""
@@ -58,7 +60,9 @@ S = TypeVar("S", bound=Schedule)
 
 @dataclass
 class ScheduleBook:
-    """Tuned choices, keyed by (region digest, device, toolchain). A silent book leaves it to the cost model."""
+    """Tuned choices, keyed by (region digest, device, toolchain). A silent
+    book leaves it to the cost model.
+    """
 
     entries: dict[tuple[str, str, str], dict[str, int]] = field(default_factory=dict)
 
@@ -88,7 +92,9 @@ class ScheduleBook:
         self.entries[_key(lowered, backend)] = asdict(schedule)
 
     def choose(self, lowered: Lowered, backend: Backend) -> Schedule:
-        """The tuned schedule if it is still in the search space, else the cheapest of the cost model."""
+        """The tuned schedule if it is still in the search space, else
+        the cheapest of the cost model.
+        """
         space = list(backend.schedules(lowered))
         assert space, f"backend {backend.name} has no schedule for {lowered.label}"
         tuned = self.entries.get(_key(lowered, backend)) if self.entries else None

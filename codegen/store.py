@@ -62,7 +62,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def digest_of(*parts: str | bytes) -> str:
-    """SHA-256 over parts, each preceded by its length, so that no two lists of parts agree by accident."""
+    """SHA-256 over parts, each preceded by its length, so that no two
+    lists of parts agree by accident.
+    """
     sha = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -72,7 +74,9 @@ def digest_of(*parts: str | bytes) -> str:
 
 
 class KernelStore:
-    """A folder of built files by digest. Several processes may share it: an entry appears whole or not at all."""
+    """A folder of built files by digest. Several processes may share it: an
+    entry appears whole or not at all.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,4 +1,6 @@
-"""Expressions as Triton code: index variables become tiles of rank two, and all else follows by broadcasting."""
+"""Expressions as Triton code: index variables become tiles of rank two,
+and all else follows by broadcasting.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def power(n: int) -> int:
 
 @dataclass(frozen=True)
 class Axis:
-    """A loop variable as a tile: its text, the dimension that it spans (None: one number), size and mask.
+    """A loop variable as a tile: its text, the dimension that it spans
+    (None: one number), size and mask.
 
     `mask` is text that is true where the variable is inside its extent, empty where it always is.
     """
@@ -51,8 +54,8 @@ class Axis:
 class TileWriter:
     """Statements of one Triton kernel, written as expressions are asked for.
 
-    Every address that the extents do not prove in range is clamped into its buffer, so that no value of an
-    index input, whatever it holds, makes a kernel touch memory outside its operands.
+    Every address that the extents do not prove in range is clamped into its buffer, so that no
+    value of an index input, whatever it holds, makes a kernel touch memory outside its operands.
     """
 
     def __init__(self, lowered: Lowered, reduce_tile: int) -> None:
@@ -66,7 +69,7 @@ class TileWriter:
         self._count = 0
         self._depth = 1
 
-    # -- statements ----------------------------------------------------------------------------------
+    # -- statements --------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
         """Appends one statement."""
@@ -98,10 +101,12 @@ class TileWriter:
         """All statements."""
         return "\n".join(self.lines)
 
-    # -- values --------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def expect(self, exprs: Iterable[Expr]) -> list[Expr]:
-        """Counts uses, so that what several of `exprs` share gets a name; returns them as a list."""
+        """Counts uses, so that what several of `exprs` share gets a
+        name; returns them as a list.
+        """
         exprs = list(exprs)
         seen: set[Expr] = set()
         for e in exprs:
@@ -138,7 +143,9 @@ class TileWriter:
         return text
 
     def hoist(self, e: Expr, names: set[str]) -> None:
-        """Binds what `e` needs that does not depend on the variables `names`, before their loop opens."""
+        """Binds what `e` needs that does not depend on the variables
+        `names`, before their loop opens.
+        """
         if not self.depends(e, names):
             if e.op not in ("const", "var", "acc"):
                 self.bound(e)
@@ -166,7 +173,9 @@ class TileWriter:
         return [self.axes[n] for n in sorted(names) if n in self.axes]
 
     def mask(self, *exprs: Expr) -> str:
-        """Text that is true where every variable of `exprs` is inside its extent; empty if always."""
+        """Text that is true where every variable of `exprs` is inside
+        its extent; empty if always.
+        """
         masks = dict.fromkeys(a.mask for e in exprs for a in self.variables(e) if a.mask)
         return " & ".join(f"({m})" for m in masks)
 
@@ -196,7 +205,7 @@ class TileWriter:
         """Text of a load; lanes outside the mask read zero."""
         return f"tl.load({pointer}, mask={mask}, other=0)" if mask else f"tl.load({pointer})"
 
-    # -- one method per kind of expression -----------------------------------------------------------
+    # -- one method per kind of expression ---------------------------------------------------------
 
     def _const(self, e: Expr) -> str:
         if isinstance(e.payload, float) and not math.isfinite(e.payload):
@@ -254,10 +263,12 @@ class TileWriter:
             return f"({texts[0]} {_INFIX[e.op]} {texts[1]})"
         return _CALLS[e.op].format(*texts)
 
-    # -- reductions ----------------------------------------------------------------------------------
+    # -- reductions --------------------------------------------------------------------------------
 
     def _reduce(self, e: Expr) -> str:
-        """A reduction along dimension 1: one tile, or a loop of tiles joined lane by lane and then across."""
+        """A reduction along dimension 1: one tile, or a loop of tiles
+        joined lane by lane and then across.
+        """
         kind, variable, extent = e.payload
         (element,) = e.args
         rows = max([1, *(a.size for a in self.variables(e) if a.dim == 0)])

@@ -1,4 +1,6 @@
-"""The C++ compiler: which one there is, objects compiled side by side, shared libraries linked from them."""
+"""The C++ compiler: which one there is, objects compiled side by side,
+shared libraries linked from them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Compiler:
 
 
 def find_compiler(cxx: str | None = None) -> Compiler:
-    """The compiler named by `cxx` (the value of $CXX), else c++, g++, clang++, else the ziglang wheel."""
+    """The compiler named by `cxx` (the value of $CXX), else c++, g++,
+    clang++, else the ziglang wheel.
+    """
     if cxx:
         found = _asked(tuple(cxx.split()))
         if isinstance(found, str):
@@ -78,10 +82,11 @@ def compile_objects(
     compiler: Compiler, units: Mapping[str, str], flags: Sequence[str], headers: Mapping[str, str],
     store: KernelStore, report: Report, jobs: int = 2,
 ) -> dict[str, Path]:  # fmt: skip
-    """Unit name -> object file, at most `jobs` compilers at a time; what `store` has is not built again.
+    """Unit name -> object file, at most `jobs` compilers at a time;
+    what `store` has is not built again.
 
-    `headers` maps file names to the texts that units may include. The bytes of an object depend on the
-    compiler, the flags, the headers and the unit alone, not on where it is built.
+    `headers` maps file names to the texts that units may include. The bytes of an object depend on
+    the compiler, the flags, the headers and the unit alone, not on where it is built.
     """
     shared = digest_of(
         compiler.version, *flags, *(f"{n}\n{text}" for n, text in sorted(headers.items()))
@@ -145,7 +150,9 @@ def link_library(
     compiler: Compiler, name: str, objects: Mapping[str, Path], flags: Sequence[str],
     store: KernelStore,
 ) -> Path:  # fmt: skip
-    """The shared library of `objects`, kept in `store` under the digest of what it is linked from."""
+    """The shared library of `objects`, kept in `store` under the
+    digest of what it is linked from.
+    """
     digest = digest_of(compiler.version, name, *flags, *(p.stem for p in objects.values()))
     if (known := store.get(digest, ".so")) is not None:
         return known

@@ -51,7 +51,9 @@ def _part(w: Holes, store: Store, first: int, widest: int) -> int:
 
 
 def _reduces(value: Expr, last: str) -> bool:
-    """True if an element reduces a row that its last index chooses: then each element is a program's work."""
+    """True if an element reduces a row that its last index chooses: then
+    each element is a program's work.
+    """
 
     def reads(node: Expr) -> bool:
         return any(n.op == "var" and n.payload[0] == last for n in node.walk())

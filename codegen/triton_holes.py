@@ -1,4 +1,6 @@
-"""What fills the holes of Triton templates: the templates, drafts of kernels, statements collected hole by hole."""
+"""What fills the holes of Triton templates: the templates, drafts of
+kernels, statements collected hole by hole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The kernels of products with stored weights: a few rows one by one, many rows on the matrix units."""
+"""The kernels of products with stored weights: a few rows one by
+one, many rows on the matrix units.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class _Linear:
             self.w.names[acc] = name.replace("a", "r", 1)
 
     def segment(self, start: int, stop: int, sums: dict[tuple[int, int], str]) -> dict[str, object]:
-        """The loop over columns `start` to `stop` of `x`: loads, and which product joins which sum."""
+        """The loop over columns `start` to `stop` of `x`: loads, and
+        which product joins which sum.
+        """
         w, extent = self.w, stop - start
         inner = var("k", extent)
         cut = f"k < {extent}" if extent % self.block else ""
@@ -113,7 +117,9 @@ class _Linear:
         return {"extent": extent, "loads": loads, "products": products}
 
     def weights(self, lane: Expr, k: Expr, first: int, extent: int) -> str:
-        """A name that holds the tile of weight rows `lane` at columns `k`; lanes past the end are zero."""
+        """A name that holds the tile of weight rows `lane` at columns
+        `k`; lanes past the end are zero.
+        """
         w = self.w
         format = Format.of(self.weight.type.format.dtype)
         axes = {}
@@ -130,12 +136,16 @@ class _Linear:
         return name
 
     def whole_blocks(self, first: int, extent: int) -> bool:
-        """True if columns `first` to `first + extent` of a weight are whole blocks of its format."""
+        """True if columns `first` to `first + extent` of a weight
+        are whole blocks of its format.
+        """
         numbers = (self.k, self.block, first, extent)
         return self.weight.type.format.is_block and not any(n % BLOCK for n in numbers)
 
     def block_tile(self, lane: Expr, first: int, extent: int) -> str:
-        """A tile of block-format weights: quants and each scale once, spread over its block in registers."""
+        """A tile of block-format weights: quants and each scale once,
+        spread over its block in registers.
+        """
         w, name, rows, block = self.w, self.weight.name, self.schedule.columns, self.block
         row, cut = w.bound(lane), w.mask(lane)
 
@@ -163,7 +173,9 @@ class _Linear:
         return f"({quants} * {spread(f'{name}_scale')} + {spread(f'{name}_least')})"
 
     def tiles(self) -> None:
-        """Stores that reduce over the program's tile: read back from the row that it has just written."""
+        """Stores that reduce over the program's tile: read back from
+        the row that it has just written.
+        """
         w = self.w
         for store in self.tiled:
             count = store.operand.type.shape[1]

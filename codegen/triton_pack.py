@@ -1,4 +1,6 @@
-"""Block formats as Triton kernels read them: all quants of a weight, then all scales, then all minima."""
+"""Block formats as Triton kernels read them: all quants of a weight,
+then all scales, then all minima.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from ir.format import BLOCK, Format
 from ir.tensor import PackedTensor
 
 SPLIT = "split"
-"""Layout: quants by rows (Q4: element 2j in the low half of byte j), scales f16 by rows, minima f16 by rows."""
+"""Layout: quants by rows (Q4: element 2j in the low half of byte j),
+scales f16 by rows, minima f16 by rows.
+"""
 
 
 def pack_split(value: PackedTensor) -> np.ndarray:

@@ -12,7 +12,9 @@ from codegen.schedules import Schedule
 from codegen.triton_holes import element, is_tiled
 
 BLOCK_K = 256
-"""Columns of a weight row that one warp reads at a time. Part of the order of sums: never a choice."""
+"""Columns of a weight row that one warp reads at a time. Part of
+the order of sums: never a choice.
+"""
 FEW_ROWS = 8
 """The most rows that are computed row by row; more rows go to the matrix units."""
 _SUMS = 8  # accumulator tiles of one warp, 8 registers a lane each; one column is always allowed
@@ -24,9 +26,9 @@ _BANDWIDTH, _PROCESSORS, _IN_FLIGHT = 4.3e12, 132, 32 * 1024
 class TritonSchedule(Schedule):
     """Choices of one kernel; none of them changes the order in which a row's products are added.
 
-    `columns` results of each row are computed together, `tiles` times in turn a program; `unroll` steps of
-    the loop over k stand together. `rows` > 0 computes on the matrix units, `rows` by `columns` results a
-    program over `block_k` at a time in `stages` stages.
+    `columns` results of each row are computed together, `tiles` times in turn a program; `unroll`
+    steps of the loop over k stand together. `rows` > 0 computes on the matrix units, `rows` by
+    `columns` results a program over `block_k` at a time in `stages` stages.
     """
 
     columns: int = 1
@@ -49,7 +51,9 @@ def width_of(lowered: Lowered) -> int | None:
 
 
 def lanes_of(lowered: Lowered) -> list[Expr]:
-    """The columns of the anchor's result that one stored column reads, as expressions of `column`."""
+    """The columns of the anchor's result that one stored column
+    reads, as expressions of `column`.
+    """
     found: dict[Expr, None] = {}
     wide = lowered.dims["m"] > FEW_ROWS
     row = var("row", lowered.dims["m"]) if wide else const(0)
@@ -94,7 +98,9 @@ def registers(m: int, lanes: int, columns: int, unroll: int) -> int:
 
 
 def linear_cost(lowered: Lowered, schedule: TritonSchedule) -> float:
-    """Seconds expected: bytes over bandwidth, less where too few bytes are in flight, plus reading the row."""
+    """Seconds expected: bytes over bandwidth, less where too few bytes are
+    in flight, plus reading the row.
+    """
     m, n, k = (lowered.dims[d] for d in "mnk")
     weights = lowered.direct["weight"].type.nbytes
     if schedule.rows:

@@ -37,8 +37,9 @@ def interpret(
     """Output name -> value. States are written in place.
 
     `double` computes in float64 (weights and float inputs are widened; states must be float64
-    already): the oracle that compiled programs are measured against. `readings` gives some ops another
-    body, for instance ones over another kind of state or in another precision; the graph stays the same.
+    already): the oracle that compiled programs are measured against. `readings` gives some ops
+    another body, for instance ones over another kind of state or in another precision; the graph
+    stays the same.
     """
     instead = readings or {}
     env: dict[torch.fx.Node, object] = {}

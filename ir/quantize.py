@@ -23,8 +23,9 @@ def stored_as(value: torch.Tensor | PackedTensor, format: Format) -> torch.Tenso
 def quantized(values: torch.Tensor, format: Format) -> PackedTensor:
     """`values` [..., k] packed in blocks of 32, each with f16 scales, as GGUF files hold them.
 
-    Q8_0: int8 of nearest value (halves away from zero) under absmax / 127. Q4_0: 4 bits around 8 under the
-    value of largest magnitude over -8. Q4_1: 4 bits from the minimum, under (max - min) / 15.
+    Q8_0: int8 of nearest value (halves away from zero) under absmax / 127. Q4_0: 4 bits around 8
+    under the value of largest magnitude over -8. Q4_1: 4 bits from the minimum, under (max - min) /
+    15.
     """
     blocks = values.float().reshape(-1, BLOCK)
     pack = {Format.Q8_0: _q8_0, Format.Q4_0: _q4_0, Format.Q4_1: _q4_1}[format]

@@ -1,4 +1,6 @@
-"""The trait of draft proposers: what the engine may ask of any head, and what it gets by default."""
+"""The trait of draft proposers: what the engine may ask of any
+head, and what it gets by default.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
 class ProposeRequest:
     """One propose for one sequence.
 
-    `last_token` is the newest emitted token, at sequence position `position`, not yet in the target's
-    cache; `target_hidden` [n] is the target's hidden of the position before it, at the point that the
-    head's contract names. `grammar_bitmask`: i32 words, bit `id % 32` of word `id // 32` set = allowed, one
-    mask for every draft. `draft_embed_target` [n] receives the embedding row of the last draft, whose id is
-    then returned as deferred. `target_hidden_stack`: hiddens of several layers, for block-diffusion heads.
-    `want_logprobs` asks for the log-probability of each draft under the head.
+    `last_token` is the newest emitted token, at sequence position `position`, not yet in the
+    target's cache; `target_hidden` [n] is the target's hidden of the position before it, at the
+    point that the head's contract names. `grammar_bitmask`: i32 words, bit `id % 32` of word `id //
+    32` set = allowed, one mask for every draft. `draft_embed_target` [n] receives the embedding row
+    of the last draft, whose id is then returned as deferred. `target_hidden_stack`: hiddens of
+    several layers, for block-diffusion heads. `want_logprobs` asks for the log-probability of each
+    draft under the head.
     """
 
     last_token: int
@@ -43,7 +46,8 @@ class ProposeRequest:
 
 @dataclass(frozen=True)
 class Drafts:
-    """What a propose returns: target ids, their log-probabilities if asked for, the deferred last id.
+    """What a propose returns: target ids, their log-probabilities if
+    asked for, the deferred last id.
 
     With an embed target the last of `tokens` is 0 and its id is in `deferred`.
     """
@@ -56,8 +60,8 @@ class Drafts:
 class DraftProposer(ABC):
     """A draft head as the engine sees it; mutable data lives in the state of each sequence.
 
-    A foreign state is an error in `propose`, `after_verify` and `free_state`, and 0, None or False in the
-    queries.
+    A foreign state is an error in `propose`, `after_verify` and `free_state`, and 0, None or False
+    in the queries.
     """
 
     target_hidden: StreamPoint = StreamPoint.PRE_NORM
@@ -78,7 +82,9 @@ class DraftProposer(ABC):
     def propose_batch(
         self, requests: Sequence[ProposeRequest], states: Sequence[ProposerState]
     ) -> list[Drafts] | None:
-        """The drafts of several sequences, each weight read once per draft position; None: unsupported."""
+        """The drafts of several sequences, each weight read once per
+        draft position; None: unsupported.
+        """
         return None
 
     def propose_batch_max(self) -> int:
@@ -93,10 +99,11 @@ class DraftProposer(ABC):
         self, tokens: Sequence[int], hiddens: np.ndarray, row_base: int, pos_base: int,
         state: ProposerState,
     ) -> int:  # fmt: skip
-        """Rows appended from `hiddens` [r, n] and tokens 1..r (token 0 is not used); 0: unsupported or refused.
+        """Rows appended from `hiddens` [r, n] and tokens 1..r (token 0 is not
+        used); 0: unsupported or refused.
 
-        Row j goes to drafter row `row_base + j`, rotated by `pos_base + j`; any `row_base` but the rows
-        held is refused.
+        Row j goes to drafter row `row_base + j`, rotated by `pos_base + j`; any `row_base` but the
+        rows held is refused.
         """
         return 0
 
@@ -104,13 +111,17 @@ class DraftProposer(ABC):
         self, tokens: Sequence[Sequence[int]], hiddens: Sequence[np.ndarray],
         first_pos: Sequence[int], states: Sequence[ProposerState],
     ) -> int:  # fmt: skip
-        """Rows appended for accepted drafts: row j of sequence i is (`tokens[i][j]`, `hiddens[i][j]`)."""
+        """Rows appended for accepted drafts: row j of sequence i is
+        (`tokens[i][j]`, `hiddens[i][j]`).
+        """
         return 0
 
     def prefill_drafter(
         self, prompt_tokens: Sequence[int], hiddens: np.ndarray, state: ProposerState
     ) -> int:
-        """Rows made from a prompt of P tokens and its hiddens [P, n], P - 1 of them; 0: nothing done."""
+        """Rows made from a prompt of P tokens and its hiddens [P, n], P
+        - 1 of them; 0: nothing done.
+        """
         return 0
 
     def prefill_hidden_rows(self, max_seq_len: int) -> int:

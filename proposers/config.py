@@ -1,4 +1,6 @@
-"""What a draft head is: the contract it states and the sizes of its block, read from plain mappings."""
+"""What a draft head is: the contract it states and the sizes of its
+block, read from plain mappings.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,11 @@ class Sharing(Enum):
 class Contract:
     """What a head and its target agree on; nothing here is guessed from tensor values.
 
-    `target_hidden`: where the target's stream is read for rows with true hiddens. `recycle`: where the
-    head's own stream is read for the next draft. `rope_offset`: rotary position of a row minus its pair
-    key. `partial_rotary`: the share of a head's columns that is rotated. `pos0_mask`: the embedding of the
-    row of pair key 0 is zero. `layer_id_base` counts from 0 at the first decoder layer.
+    `target_hidden`: where the target's stream is read for rows with true hiddens. `recycle`: where
+    the head's own stream is read for the next draft. `rope_offset`: rotary position of a row minus
+    its pair key. `partial_rotary`: the share of a head's columns that is rotated. `pos0_mask`: the
+    embedding of the row of pair key 0 is zero. `layer_id_base` counts from 0 at the first decoder
+    layer.
     """
 
     concat_order: ConcatOrder = ConcatOrder.EMBED_HIDDEN
@@ -134,7 +137,9 @@ Record = TypeVar("Record", Contract, HeadConfig)
 
 
 def read_record(kind: type[Record], values: Mapping[str, Any], path: object) -> Record:
-    """The record `kind` with the fields of `values`; an unknown field or value is HeadRefused, all at once."""
+    """The record `kind` with the fields of `values`; an unknown field or
+    value is HeadRefused, all at once.
+    """
     types = get_type_hints(kind)
     known = {f.name: f for f in fields(kind)}
     what = "contract" if kind is Contract else "config"

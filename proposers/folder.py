@@ -18,7 +18,9 @@ SIZES = (
 
 
 def folder_config(folder: Path, base: Contract) -> tuple[HeadConfig, Contract, int]:
-    """Sizes, contract (`base` with the folder's rotary share) and number of modules of a folder's head."""
+    """Sizes, contract (`base` with the folder's rotary share) and
+    number of modules of a folder's head.
+    """
     values = _read_json(folder, "config.json")
     family = values.get("model_type")
     values = values.get("text_config", values)

@@ -13,7 +13,8 @@ from proposers.errors import LeverRefused
 class TrimPolicy(Enum):
     """Which drafter rows of k drafts survive a verify that accepted a of them.
 
-    Row 0 is exact (a real token, a true hidden); rows 1..a hold a right token with the head's own hidden.
+    Row 0 is exact (a real token, a true hidden); rows 1..a hold a right token with the head's own
+    hidden.
     """
 
     DEFAULT = "default"  # rows 0..a-1 stay as they are: one pair key is lost in each step
@@ -33,7 +34,9 @@ class TrimPolicy(Enum):
 
 @dataclass(frozen=True)
 class ModelLevers:
-    """Settings of drafting. `target_hidden` and `recycle` replace the contract's choice when given."""
+    """Settings of drafting. `target_hidden` and `recycle` replace
+    the contract's choice when given.
+    """
 
     trim: TrimPolicy = TrimPolicy.KV_EXACT
     drafter_prefill: bool = True

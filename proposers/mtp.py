@@ -1,4 +1,6 @@
-"""The multi-token-prediction head as a proposer: its rows, its chain of drafts, its upkeep after a verify."""
+"""The multi-token-prediction head as a proposer: its rows, its chain of
+drafts, its upkeep after a verify.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,15 @@ if TYPE_CHECKING:
 
 
 class MtpHead(PagedProposer):
-    """A one-layer head that drafts a chain: each step takes the draft and the hidden of the step before.
+    """A one-layer head that drafts a chain: each step takes the draft
+    and the hidden of the step before.
 
-    The row of pair key p holds token p + 1 and the hidden of position p, rotated by p + 1. A propose at
-    position p writes key p - 1 from the target's true hidden, then one row per further draft from its own.
-    `eager` makes the runner that is used until another one is installed; `bind` makes the binding that a
-    build compiles (None: only compiled programs are at hand); `scored_ids` gives the target ids
-    of the scored columns; `embedding_row` gives one row of the table. Without those two, a request that
-    needs them is refused.
+    The row of pair key p holds token p + 1 and the hidden of position p, rotated by p + 1. A
+    propose at position p writes key p - 1 from the target's true hidden, then one row per further
+    draft from its own. `eager` makes the runner that is used until another one is installed; `bind`
+    makes the binding that a build compiles (None: only compiled programs are at hand); `scored_ids`
+    gives the target ids of the scored columns; `embedding_row` gives one row of the table. Without
+    those two, a request that needs them is refused.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class MtpHead(PagedProposer):
         return self._installed
 
     def set_circuit_draft(self, runner: DraftRunner | None) -> None:
-        """Drafts with `runner` from now on; None restores the eager forward. Sequences keep their rows."""
+        """Drafts with `runner` from now on; None restores the eager
+        forward. Sequences keep their rows.
+        """
         if runner is self._installed:
             return
         if runner is not None:
@@ -83,7 +88,9 @@ class MtpHead(PagedProposer):
         return None if self._bind is None else self._bind(options, levers.resolve(self.contract))
 
     def propose(self, request: ProposeRequest, state: ProposerState) -> Drafts:
-        """Exactly `num_drafts` drafts; pending rows are written in the same step as the first of them."""
+        """Exactly `num_drafts` drafts; pending rows are written in the
+        same step as the first of them.
+        """
         if request.grammar_bitmask is not None or request.want_logprobs:
             return self.propose_stepwise(request, state)[0]
         mine = self._begin(request, state)
@@ -129,7 +136,9 @@ class MtpHead(PagedProposer):
     def propose_batch(
         self, requests: Sequence[ProposeRequest], states: Sequence[ProposerState]
     ) -> list[Drafts] | None:
-        """Exactly `num_drafts` drafts per sequence; None for a width or a request that needs `propose`."""
+        """Exactly `num_drafts` drafts per sequence; None for a width or
+        a request that needs `propose`.
+        """
         if len(requests) != len(states):
             self._refuse(f"{len(requests)} requests for {len(states)} states")
         plain = all(r.grammar_bitmask is None and r.draft_embed_target is None for r in requests)
@@ -207,7 +216,9 @@ class MtpHead(PagedProposer):
     def prefill_drafter(
         self, prompt_tokens: Sequence[int], hiddens: np.ndarray, state: ProposerState
     ) -> int:
-        """Row i from token i + 1 and hidden i, keys and values only; 0 if the state holds rows already."""
+        """Row i from token i + 1 and hidden i, keys and values only; 0
+        if the state holds rows already.
+        """
         if not isinstance(state, MtpState) or state.rows or len(prompt_tokens) < 2:
             return 0
         if not (self.levers.drafter_prefill and self.runner.widest(Mode.PREFILL)):

@@ -29,7 +29,8 @@ Stored = torch.Tensor | PackedTensor
 
 @dataclass(frozen=True)
 class TargetSide:
-    """What a head may borrow: tables [vocab, n] as the target stores them, rotary tables [context, r].
+    """What a head may borrow: tables [vocab, n] as the target stores
+    them, rotary tables [context, r].
 
     A target with tied embeddings has one object under both names.
     """
@@ -50,7 +51,9 @@ class TargetSide:
 
 
 def own_format(side: TargetSide) -> Format:
-    """What a head's own matrices are stored as beside this target: q8_0 beside blocks, else its format."""
+    """What a head's own matrices are stored as beside this target: q8_0
+    beside blocks, else its format.
+    """
     have = TensorType.of(side.lm_head).format
     if have.is_block:
         return Format.Q8_0
@@ -66,10 +69,11 @@ def bind_head(
     weights: HeadWeights, side: TargetSide, options: DraftOptions, contract: Contract | None = None,
     format: Format | None = None,
 ) -> DraftBinding:  # fmt: skip
-    """The head's programs over its weights: matrices in `format` (None: `own_format`), vectors in f32.
+    """The head's programs over its weights: matrices in `format`
+    (None: `own_format`), vectors in f32.
 
-    The rows of the target's lm_head that the head scores are gathered here, in the format they are stored
-    in. HeadRefused if head and target do not fit each other.
+    The rows of the target's lm_head that the head scores are gathered here, in the format they are
+    stored in. HeadRefused if head and target do not fit each other.
     """
     contract, config = contract or weights.contract, weights.config
     _check_fit(weights, side)
@@ -99,7 +103,9 @@ def make_mtp_head(
     weights: HeadWeights, side: TargetSide, options: DraftOptions, *,
     levers: ModelLevers | None = None, format: Format | None = None,
 ) -> MtpHead:  # fmt: skip
-    """The proposer of a loaded head; until a runner is installed it interprets its binding of `options`."""
+    """The proposer of a loaded head; until a runner is installed it
+    interprets its binding of `options`.
+    """
 
     def bind(options: DraftOptions, contract: Contract) -> DraftBinding:
         return bind_head(weights, side, options, contract, format)
@@ -171,7 +177,9 @@ def _tables(
 def _rotary(
     weights: HeadWeights, side: TargetSide, contract: Contract, context: int
 ) -> dict[str, torch.Tensor]:
-    """`rope.cos` and `rope.sin` [context, r]: the target's, or of the head's own base in f64, rounded once."""
+    """`rope.cos` and `rope.sin` [context, r]: the target's, or of the
+    head's own base in f64, rounded once.
+    """
     config = weights.config
     pairs = int(config.head_dim * contract.partial_rotary) // 2
     if config.rope_theta:

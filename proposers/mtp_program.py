@@ -1,7 +1,8 @@
 """The multi-token-prediction head written in ops: one decoder layer over a token and a hidden row.
 
-Row of pair key p: the embedding of token p + 1 and the hidden of position p, each normed, side by side,
-through `mtp.fc` into one decoder layer (Gloeckle et al., arXiv 2404.19737; DeepSeek-V3, arXiv 2412.19437).
+Row of pair key p: the embedding of token p + 1 and the hidden of position p, each normed, side by
+side, through `mtp.fc` into one decoder layer (Gloeckle et al., arXiv 2404.19737; DeepSeek-V3, arXiv
+2412.19437).
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ def mtp_program(
     contract: Contract, config: HeadConfig, max_context: int, *,
     mapped: bool, tied: bool = False, working: Format = Format.F32,
 ) -> Callable[[Scope], None]:  # fmt: skip
-    """The forward of a head: outputs `logits` [m, vocab], `tokens` [m] (target ids) and `hidden` [m, n].
+    """The forward of a head: outputs `logits` [m, vocab], `tokens` [m]
+    (target ids) and `hidden` [m, n].
 
-    `hidden` is what the next draft step takes. PREFILL stores keys and values and has no output; CHAIN_k
-    makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1] and the last `hidden`. `mapped`:
-    the scored ids are positions in `draft_ids`. `tied`: the embedding scores as well.
+    `hidden` is what the next draft step takes. PREFILL stores keys and values and has no output;
+    CHAIN_k makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1] and the last
+    `hidden`. `mapped`: the scored ids are positions in `draft_ids`. `tied`: the embedding scores as
+    well.
     """
     shape = attention_shape(contract, config)
     offset, eps = contract.norm_form.offset, config.rms_norm_eps

@@ -31,7 +31,9 @@ def new_rows(
 
 
 def write_rows(runner: DraftRunner, state: MtpState, rows: Sequence[Row]) -> None:
-    """Writes keys and values of `rows` after the rows held; no more than that is computed of them."""
+    """Writes keys and values of `rows` after the rows held; no more
+    than that is computed of them.
+    """
     done = 0
     while done < len(rows):
         left = len(rows) - done
@@ -90,9 +92,11 @@ def stepwise(
     runner: DraftRunner, state: MtpState, count: int, ids: np.ndarray,
     bitmask: np.ndarray | None,
 ) -> tuple[list[int], list[float], np.ndarray]:  # fmt: skip
-    """`count` drafts after the pending rows, their log-probabilities, and the last recycled hidden [n].
+    """`count` drafts after the pending rows, their log-probabilities,
+    and the last recycled hidden [n].
 
-    Picked on the host from logits: `ids` are the target ids of the scored columns, `bitmask` allows some.
+    Picked on the host from logits: `ids` are the target ids of the scored columns, `bitmask` allows
+    some.
     """
     position = state.pending[-1].position
     out = extend(runner, state)

@@ -1,4 +1,6 @@
-"""Several one-layer heads in a row: draft i comes from module i, on the hidden that module i - 1 left."""
+"""Several one-layer heads in a row: draft i comes from module i, on
+the hidden that module i - 1 left.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from proposers.state import MultiModuleState, ProposerState
 
 
 class MultiModuleMtpHead(DraftProposer):
-    """A chain over modules; a module's cache holds rows of the steps whose draft from it was accepted."""
+    """A chain over modules; a module's cache holds rows of the steps
+    whose draft from it was accepted.
+    """
 
     def __init__(self, modules: Sequence[MtpHead]) -> None:
         if not modules:

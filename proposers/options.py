@@ -20,7 +20,8 @@ def head_keys(
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """The programs to make of a head: keys, context in rows, working format, sequences that share the cache.
+    """The programs to make of a head: keys, context in rows, working
+    format, sequences that share the cache.
 
     `sequences` None stands for the widest BATCH of `keys`.
     """

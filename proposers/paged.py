@@ -1,4 +1,6 @@
-"""What a proposer with a paged cache of its own does with it: leases, pending rows, rows carried over."""
+"""What a proposer with a paged cache of its own does with it: leases,
+pending rows, rows carried over.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from runners.kv import DetachedRows
 
 
 class PagedProposer(DraftProposer):
-    """A proposer whose rows live in the pool of its runner; a state follows when the runner is replaced."""
+    """A proposer whose rows live in the pool of its runner; a state
+    follows when the runner is replaced.
+    """
 
     @property
     @abstractmethod
@@ -24,7 +28,9 @@ class PagedProposer(DraftProposer):
         return MtpState()
 
     def alloc_state_for(self, budget_tokens: int) -> MtpState:
-        """A state whose cache blocks for `budget_tokens` rows are its own (sys.maxsize: none are)."""
+        """A state whose cache blocks for `budget_tokens` rows are its
+        own (sys.maxsize: none are).
+        """
         pool = self.runner.pool
         return MtpState(pool.lease(budget_tokens) if budget_tokens <= pool.context else None)
 

@@ -25,7 +25,9 @@ class ProposerState:
 
 @dataclass(frozen=True)
 class Row:
-    """One drafter row to write: a token, the hidden [n] of the position before it, its rotary position."""
+    """One drafter row to write: a token, the hidden [n] of the position
+    before it, its rotary position.
+    """
 
     token: int
     hidden: np.ndarray
@@ -36,8 +38,8 @@ class Row:
 class MtpState(ProposerState):
     """The drafter's cache of one sequence and what the last propose did.
 
-    `pending` rows are accepted and counted as held, but not yet in the cache: the next propose writes them
-    together with its own row, so that the head's weights are read once for all of them.
+    `pending` rows are accepted and counted as held, but not yet in the cache: the next propose
+    writes them together with its own row, so that the head's weights are read once for all of them.
     """
 
     lease: Lease | None = None
@@ -57,7 +59,9 @@ class MtpState(ProposerState):
         self.last_pair_key = position + len(tokens) - 2
 
     def drop(self, count: int) -> None:
-        """Cuts the newest `count` rows, as far as there are that many, and moves the pair key back."""
+        """Cuts the newest `count` rows, as far as there are that
+        many, and moves the pair key back.
+        """
         count = min(count, self.rows)
         written = max(count - len(self.pending), 0)
         del self.pending[len(self.pending) - (count - written) :]

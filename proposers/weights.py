@@ -1,4 +1,6 @@
-"""Draft heads from files: one safetensors file of our own format, or a checkpoint folder with `mtp.*` tensors."""
+"""Draft heads from files: one safetensors file of our own format, or a
+checkpoint folder with `mtp.*` tensors.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def expected_shapes(contract: Contract, config: HeadConfig) -> dict[str, tuple[i
 
 
 def load_head(path: str | Path) -> list[HeadWeights]:
-    """The prediction modules at `path`, one for most heads; HeadRefused says what is wrong with it."""
+    """The prediction modules at `path`, one for most heads;
+    HeadRefused says what is wrong with it.
+    """
     path = Path(path)
     if not path.exists():
         raise HeadRefused(path=path, problem="it does not exist")
@@ -168,7 +172,9 @@ def _json(path: Path, metadata: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 def _check(module: HeadWeights) -> None:
-    """Refuses missing, superfluous or misshapen tensors, NaN and infinities, and a bad id map, all at once."""
+    """Refuses missing, superfluous or misshapen tensors, NaN and
+    infinities, and a bad id map, all at once.
+    """
     wanted = {} if module.unmodelled else expected_shapes(module.contract, module.config)
     have = module.tensors
     problems = [f"{n} {list(s)} is missing" for n, s in wanted.items() if n not in have]

@@ -16,7 +16,9 @@ from runners.errors import PoolInUse, RunnerClosed, RunnerInUse
 from runners.kv import KvPool
 
 Outputs = dict[str, Any]
-"""Output name -> array of the runner's own kind (numpy on the host); valid until the runner's next step."""
+"""Output name -> array of the runner's own kind (numpy on the host);
+valid until the runner's next step.
+"""
 
 
 class Runner(ABC):
@@ -62,7 +64,9 @@ class Runner(ABC):
         """Name -> type of the inputs of `key`: exactly these are given to a step."""
 
     def step(self, key: GraphKey, **inputs: Any) -> Outputs:
-        """Runs the program of `key` once. Rows written to the pool stay; outputs hold until the next step."""
+        """Runs the program of `key` once. Rows written to the pool stay;
+        outputs hold until the next step.
+        """
         with self._lock:
             self._check(key)
             return self._run(key, inputs)
@@ -76,7 +80,9 @@ class Runner(ABC):
         return np.array(output)
 
     def close(self) -> None:
-        """Frees all memory; refused while the runner is installed somewhere or sequences hold its rows."""
+        """Frees all memory; refused while the runner is installed
+        somewhere or sequences hold its rows.
+        """
         with self._lock:
             if self.closed:
                 return
@@ -95,7 +101,9 @@ class Runner(ABC):
             raise PoolInUse(count=self.pool.owners, blocks=self.pool.blocks - 1 - self.pool.free)
 
     def drop_captured(self) -> None:
-        """Forgets launch graphs that were captured over the runner's memory; most runners have none."""
+        """Forgets launch graphs that were captured over the runner's
+        memory; most runners have none.
+        """
         self.captured.clear()
 
     @abstractmethod
@@ -129,7 +137,9 @@ class DraftRunner(Runner):
         return self.step(key, **inputs)
 
     def run_chain(self, steps: int, **inputs: Any) -> tuple[list[int], Any]:
-        """The target ids of `steps` drafts made in one call, and the last recycled hidden [1, n]."""
+        """The target ids of `steps` drafts made in one call, and the
+        last recycled hidden [1, n].
+        """
         out = self.step(GraphKey(Mode.CHAIN, steps), **inputs)
         return [int(out[f"tokens.{index}"][0]) for index in range(steps)], out["hidden"]
 
@@ -148,8 +158,9 @@ class Holder(Protocol):
 def swap_draft(holder: Holder, build: Callable[[], DraftRunner]) -> DraftRunner:
     """Replaces the installed draft runner by the one that `build` returns, and frees the old one.
 
-    New built, old graphs dropped, old taken out, old freed, new installed. When the build fails or the old
-    runner is still referenced from elsewhere, the holder is as it was and the new runner is freed.
+    New built, old graphs dropped, old taken out, old freed, new installed. When the build fails or
+    the old runner is still referenced from elsewhere, the holder is as it was and the new runner is
+    freed.
     """
     new = build()
     old = holder.installed

@@ -1,4 +1,6 @@
-"""The CUDA graph runner: each program is captured once over static memory, and a step is one replay."""
+"""The CUDA graph runner: each program is captured once over static
+memory, and a step is one replay.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ from runners.launcher import NoCudaDevice, Resolved, TritonRunner, interpreting
 class CudaGraphRunner(TritonRunner):
     """Replays one captured graph per key.
 
-    A graph is captured at the first step of its key, over padding rows only: what it writes while it warms up
-    goes to the scratch block. Graphs share one memory pool, since one step runs at a time, and hold pointers
-    to buffers that live as long as the runner; `drop_captured` forgets them, and the next step captures anew.
+    A graph is captured at the first step of its key, over padding rows only: what it writes while
+    it warms up goes to the scratch block. Graphs share one memory pool, since one step runs at a
+    time, and hold pointers to buffers that live as long as the runner; `drop_captured` forgets
+    them, and the next step captures anew.
     """
 
     kind = "cuda graph"

@@ -27,7 +27,9 @@ def host_bits(tensor: torch.Tensor) -> np.ndarray:
 
 
 class DeviceState:
-    """A state of the KV pool on a device; reading an index gives a host copy, writing takes host values."""
+    """A state of the KV pool on a device; reading an index gives a host
+    copy, writing takes host values.
+    """
 
     def __init__(self, type_: TensorType, device: torch.device) -> None:
         self.type = type_
@@ -51,7 +53,8 @@ class DeviceState:
 class StagedInputs:
     """The inputs of one program: one region on the device, filled by one copy from the host.
 
-    Host regions take turns, so that a step may be prepared while the copies of earlier ones are still due.
+    Host regions take turns, so that a step may be prepared while the copies of earlier ones are
+    still due.
     """
 
     TURNS = 4

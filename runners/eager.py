@@ -21,7 +21,9 @@ from runners.kv import KvPool
 
 
 def state_types(binding: Binding, blocks: int | None, double: bool) -> dict[str, TensorType]:
-    """The binding's states for a pool of `blocks` blocks (None: as declared), in f64 for the oracle."""
+    """The binding's states for a pool of `blocks` blocks (None: as
+    declared), in f64 for the oracle.
+    """
     return {
         name: replace(
             t, shape=(blocks or t.shape[0], *t.shape[1:]), format=Format.F64 if double else t.format
@@ -33,9 +35,10 @@ def state_types(binding: Binding, blocks: int | None, double: bool) -> dict[str,
 class EagerRunner(DraftRunner):
     """Interprets the graphs of a binding with torch on the host.
 
-    `prepare` maps each traced graph to the one that is run: with the passes of a backend, what its kernels
-    compute; without, the program as written. `double` computes in float64: the oracle. `pool` shares the
-    sequences of another runner of the same binding, whose rows must be on the host and of the same format.
+    `prepare` maps each traced graph to the one that is run: with the passes of a backend, what its
+    kernels compute; without, the program as written. `double` computes in float64: the oracle.
+    `pool` shares the sequences of another runner of the same binding, whose rows must be on the
+    host and of the same format.
     """
 
     kind = "eager"

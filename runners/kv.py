@@ -1,7 +1,8 @@
 """The paged cache: a pool of blocks of 16 rows, and the leases by which sequences hold them.
 
-Block 0 is scratch: padding rows write there, nothing reads it, and no lease holds it. Blocks are numbers; the
-pool's arrays (one per state, [blocks, 2, kv_heads, 16, head_dim]) live as long as the pool and never move.
+Block 0 is scratch: padding rows write there, nothing reads it, and no lease holds it. Blocks are
+numbers; the pool's arrays (one per state, [blocks, 2, kv_heads, 16, head_dim]) live as long as the
+pool and never move.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ def blocks_of(rows: int) -> int:
 class KvPool:
     """The memory of all sequences of one runner, and which block belongs to whom.
 
-    `states` maps a state's name to its type; the types' first dimension is the number of blocks, scratch
-    included. `context` is the most rows that one sequence may hold (None: as many as there are blocks for).
-    `allocate` makes the array of a state, on the host unless told otherwise.
+    `states` maps a state's name to its type; the types' first dimension is the number of blocks,
+    scratch included. `context` is the most rows that one sequence may hold (None: as many as there
+    are blocks for). `allocate` makes the array of a state, on the host unless told otherwise.
     """
 
     def __init__(
@@ -113,7 +114,9 @@ class Lease:
         self.close()
 
     def table(self, width: int) -> np.ndarray:
-        """What a program reads: block numbers in order, i32 [width], 0 (scratch) past the last block."""
+        """What a program reads: block numbers in order, i32 [width], 0
+        (scratch) past the last block.
+        """
         row = np.zeros(width, np.int32)
         row[: len(self.blocks)] = self.blocks
         return row
@@ -128,14 +131,18 @@ class Lease:
             self.blocks += self.pool.take(missing, self.owner)
 
     def append(self, count: int) -> int:
-        """Counts `count` further rows as written, with room made for them; the row number of the first."""
+        """Counts `count` further rows as written, with room made for
+        them; the row number of the first.
+        """
         first = self.rows
         self.reserve(first + count)
         self.rows = first + count
         return first
 
     def trim(self, rows: int) -> None:
-        """Keeps the first `rows` rows; blocks that become empty are freed, down to the lease's budget."""
+        """Keeps the first `rows` rows; blocks that become empty are
+        freed, down to the lease's budget.
+        """
         self._check_open()
         assert 0 <= rows <= self.rows, f"trim to {rows} of {self.rows} rows"
         self.rows = rows
@@ -144,7 +151,9 @@ class Lease:
         del self.blocks[keep:]
 
     def detach(self) -> DetachedRows:
-        """The rows as an object that outlives the sequence, without unused blocks; the lease is closed."""
+        """The rows as an object that outlives the sequence, without
+        unused blocks; the lease is closed.
+        """
         self._check_open()
         self.floor = 0
         self.trim(self.rows)
@@ -197,7 +206,9 @@ class DetachedRows:
         self._owner = owner
 
     def hand_over(self, pool: KvPool) -> tuple[list[int], int, int]:
-        """The blocks, the row count and the owner, for a lease of the same pool; these rows are closed."""
+        """The blocks, the row count and the owner, for a lease of the
+        same pool; these rows are closed.
+        """
         if self.closed:
             raise LeaseClosed()
         assert pool is self.pool, "rows are attached to the pool that holds them"

@@ -1,4 +1,6 @@
-"""Runs generated Triton modules: the part that launching one by one and captured graphs have in common."""
+"""Runs generated Triton modules: the part that launching one by one
+and captured graphs have in common.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def interpreting() -> bool:
 
 
 def usable_device(name: str) -> torch.device:
-    """The device that kernels run on: the current CUDA device, or the host under the interpreter."""
+    """The device that kernels run on: the current CUDA device, or
+    the host under the interpreter.
+    """
     if interpreting():
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -97,11 +101,12 @@ class Resolved:
 
 
 class TritonRunner(DraftRunner):
-    """Launches the kernels of one part of an artifact one by one, on a device or under the interpreter.
+    """Launches the kernels of one part of an artifact one by one, on a
+    device or under the interpreter.
 
-    Programs share one arena and, by name, their output buffers, since one step runs at a time. Outputs are
-    tensors on the device; inputs may be host arrays or tensors on the device. `blocks` sets the size of the
-    KV pool (None: as compiled).
+    Programs share one arena and, by name, their output buffers, since one step runs at a time.
+    Outputs are tensors on the device; inputs may be host arrays or tensors on the device. `blocks`
+    sets the size of the KV pool (None: as compiled).
     """
 
     kind = "triton"
@@ -190,7 +195,9 @@ class TritonRunner(DraftRunner):
 
     @contextmanager
     def substituted(self, key: GraphKey, number: int, data: np.ndarray) -> Iterator[None]:
-        """Until the block ends, weight `number` of the plan of `key` holds `data` instead of its own bytes."""
+        """Until the block ends, weight `number` of the plan of `key` holds
+        `data` instead of its own bytes.
+        """
         self.resolve(key)
         weight = self._memory[f"weight.{self.plan(key).buffers[number].name}"]
         kept = weight.clone()

@@ -1,4 +1,6 @@
-"""Tiny random checkpoints made by the transformers package's own model classes, and edits of them."""
+"""Tiny random checkpoints made by the transformers package's own
+model classes, and edits of them.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def edit_json(path: Path, **changes: object) -> None:
 
 
 def edit_tensors(path: Path, **changes: torch.Tensor | None) -> None:
-    """Sets tensors of a safetensors file; None removes one. Dots are spelled as double underscores."""
+    """Sets tensors of a safetensors file; None removes one. Dots are
+    spelled as double underscores.
+    """
     tensors = load_file(path)
     for key, value in changes.items():
         name = key.replace("__", ".")

@@ -18,7 +18,9 @@ TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}"
 
 
 def tiny_model(folder: Path, **changes: object) -> Path:
-    """A random llama checkpoint in `folder`, with a tokenizer of single bytes and a chat template."""
+    """A random llama checkpoint in `folder`, with a tokenizer of
+    single bytes and a chat template.
+    """
     model = make_model(
         "llama", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=96, tied=True, **changes
     )
@@ -35,7 +37,9 @@ def tiny_model(folder: Path, **changes: object) -> Path:
 
 
 def tiny_head(path: Path, *, hidden: int = HIDDEN, vocab: int = VOCAB) -> Path:
-    """A random draft head for `tiny_model` at `path`, or one for another hidden size or vocabulary."""
+    """A random draft head for `tiny_model` at `path`, or one for
+    another hidden size or vocabulary.
+    """
     config = HeadConfig(
         hidden_size=hidden, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, rms_norm_eps=1e-5, vocab_size=SCORED, target_vocab_size=vocab,

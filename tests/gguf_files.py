@@ -1,4 +1,6 @@
-"""GGUF files written by the `gguf` package from transformers' models, as its converter lays them out."""
+"""GGUF files written by the `gguf` package from transformers'
+models, as its converter lays them out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tiny random draft heads, each with an oracle built from the transformers package's own classes."""
+"""Tiny random draft heads, each with an oracle built from the
+transformers package's own classes.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ class TinyHead:
     rotary: torch.nn.Module
 
     def run(self, tokens, hiddens, positions=None, *, learn=False):
-        """Streams before and after the final norm [t, n] and keys, values [g, t, d] of dense causal rows.
+        """Streams before and after the final norm [t, n] and keys, values
+        [g, t, d] of dense causal rows.
 
         Row i takes token i and hidden i, at position i + 1 unless told otherwise.
         """
@@ -110,7 +113,9 @@ class TinyHead:
 
 
 def make_head(family: str = "llama", *, mapped: bool = True, seed: int = 0, **contract) -> TinyHead:
-    """A head with every weight random; `mapped` scores some ids only; `contract` changes its fields."""
+    """A head with every weight random; `mapped` scores some ids only;
+    `contract` changes its fields.
+    """
     config, layer_class, norm_class, rotary_class, base = configurations()[family]
     base = replace(base, **contract)
     config.mtp_hidden_states_first = base.concat_order.value == "hidden_embed"
@@ -147,7 +152,9 @@ def renamed(name: str) -> str:
 
 
 def save_qwen_folder(head: TinyHead, folder: Path, layers: int = 1, **changes) -> Path:
-    """A checkpoint folder as Qwen3.5 releases are laid out: sizes in text_config, `mtp.*` in a shard."""
+    """A checkpoint folder as Qwen3.5 releases are laid out: sizes in
+    text_config, `mtp.*` in a shard.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     sizes = head.weights.config
     text = {

@@ -15,7 +15,9 @@ from runners.native import NativeRunner, Team
 def native_runners(
     folder: Path, store: Path, bindings: dict[str, Binding], blocks: int
 ) -> dict[str, NativeRunner]:
-    """A native runner of each binding, on one team of two threads; the artifact lies in `folder`."""
+    """A native runner of each binding, on one team of two threads;
+    the artifact lies in `folder`.
+    """
     path = compile_artifact(
         folder / "artifact", {name: (b, b.keys) for name, b in bindings.items()}, CppBackend(),
         CompileOptions(store=store), recorded={}, extras={},

@@ -1,4 +1,6 @@
-"""The commands: one object on stdout, one sentence for each bad input, exit codes, nothing half-written."""
+"""The commands: one object on stdout, one sentence for each bad input,
+exit codes, nothing half-written.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def result(*words: object) -> dict:
 
 
 def refusal(*words: object, code: int) -> str:
-    """What a command says when it fails with `code`: a sentence and a hint, the same with --json."""
+    """What a command says when it fails with `code`: a sentence and
+    a hint, the same with --json.
+    """
     done = run(*words)
     lines = done.stderr.splitlines()
     said = next(line for line in lines if line.startswith("error: "))
@@ -122,12 +126,22 @@ def test_usage_errors_have_code_2(models, artifact, tmp_path):
     assert run("compile").exit_code == 2
     assert run("generate", artifact).exit_code == 2
     assert run("nonsense").exit_code == 2
-    assert "does not exist" in refusal("compile", tmp_path / "no.gguf", "-o", tmp_path / "o", code=2)
+    assert "does not exist" in refusal(
+        "compile", tmp_path / "no.gguf", "-o", tmp_path / "o", code=2
+    )
     assert "does not exist" in refusal("generate", tmp_path / "no", "--prompt", "a", code=2)
     assert "does not exist" in refusal(
-        "compile", models / "model", "--draft", tmp_path / "no.safetensors", "-o", tmp_path / "o", code=2
+        "compile",
+        models / "model",
+        "--draft",
+        tmp_path / "no.safetensors",
+        "-o",
+        tmp_path / "o",
+        code=2,
     )
-    assert "--batch" in refusal("compile", models / "model", "-o", tmp_path / "o", "--batch", "x", code=2)
+    assert "--batch" in refusal(
+        "compile", models / "model", "-o", tmp_path / "o", "--batch", "x", code=2
+    )
     assert "made for 128 tokens" in refusal(
         "compile", models / "model", "-o", tmp_path / "o", "--context", "4096", code=2
     )
@@ -160,7 +174,9 @@ def test_unknown_architectures_and_keys_are_refused_by_name(tmp_path):
     folder = tiny_model(tmp_path / "model")
     edit_json(folder / "config.json", spin_factor=3)
     assert "spin_factor" in run("compile", folder, "-o", tmp_path / "o").stderr
-    edit_json(folder / "config.json", spin_factor=..., architectures=["GptForAll"], model_type="gpt")
+    edit_json(
+        folder / "config.json", spin_factor=..., architectures=["GptForAll"], model_type="gpt"
+    )
     assert "gpt" in refusal("compile", folder, "-o", tmp_path / "o", code=1).lower()
 
 
@@ -352,12 +368,27 @@ def test_show_draws_every_program(artifact, tmp_path):
 
 
 def test_bench_prints_rows_as_promised(artifact):
-    found = result("bench", artifact, "--peers", "eager", "--runs", "3", "--keys", "DECODE,VERIFY_2,CHAIN_2")
+    found = result(
+        "bench", artifact, "--peers", "eager", "--runs", "3", "--keys", "DECODE,VERIFY_2,CHAIN_2"
+    )
     assert {"rows", "read_bandwidth_gbs", "machine"} <= found.keys()
     names = {(r["peer"], r["key"], r["rows"]) for r in found["rows"]}
-    assert {("circuit", "DECODE", 1), ("eager", "VERIFY_2", 2), ("circuit", "draft CHAIN_2", 2)} <= names
+    assert {
+        ("circuit", "DECODE", 1),
+        ("eager", "VERIFY_2", 2),
+        ("circuit", "draft CHAIN_2", 2),
+    } <= names
     for row in found["rows"]:
-        assert list(row) == ["peer", "weights", "key", "rows", "ms_median", "ms_min", "ms_max", "runs"]
+        assert list(row) == [
+            "peer",
+            "weights",
+            "key",
+            "rows",
+            "ms_median",
+            "ms_min",
+            "ms_max",
+            "runs",
+        ]
         assert 0 < row["ms_min"] <= row["ms_median"] <= row["ms_max"] and row["runs"] == 3
     assert found["read_bandwidth_gbs"] > 0
 

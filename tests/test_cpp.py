@@ -1,4 +1,6 @@
-"""Kernels of the C++ backend against the op bodies in float64, and the bytes of a row whatever its company."""
+"""Kernels of the C++ backend against the op bodies in float64, and the
+bytes of a row whatever its company.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_products_are_no_worse_than_eager(store, family, group):
 
 
 def test_families_agree_on_every_format(store):
-    """Plain C++, AVX2 and AVX-512 take the same roundings; only bf16 pairs may sum in another order."""
+    """Plain C++, AVX2 and AVX-512 take the same roundings; only bf16
+    pairs may sum in another order.
+    """
     cases = [
         (f, 3, 64, 33) for f in (Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1)
     ]

@@ -1,4 +1,6 @@
-"""Captured graphs on a CUDA device: equal to single launches, over static memory, without a word to the host."""
+"""Captured graphs on a CUDA device: equal to single launches, over static
+memory, without a word to the host.
+"""
 
 from __future__ import annotations
 

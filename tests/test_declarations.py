@@ -100,7 +100,7 @@ def shares_a_dimension(name: str) -> bool:
     return any(a & b for i, a in enumerate(dims) for b in dims[i + 1 :])
 
 
-@pytest.mark.parametrize("name", filter(shares_a_dimension, NAMES))
+@pytest.mark.parametrize("name", list(filter(shares_a_dimension, NAMES)))
 @settings(max_examples=10)
 @given(st.integers(0, 10_000))
 def test_a_dimension_that_disagrees_is_named(name, seed):
@@ -136,7 +136,9 @@ def test_wrong_calls_are_refused_in_words():
 
 
 def influence(op: Op, values: list[torch.Tensor], argument: int, attributes: dict) -> torch.Tensor:
-    """Bool [result elements, argument elements]: which element of the argument moves which result."""
+    """Bool [result elements, argument elements]: which element of
+    the argument moves which result.
+    """
     base = op(*values, **attributes)
     moved = []
     for i in range(values[argument].numel()):

@@ -42,7 +42,9 @@ PROMPT = [5, 17, 80, 3, 41, 9, 77]
 
 @dataclass
 class Script(DraftProposer):
-    """Drafts the text that is known to follow, except where the script says no; remembers its calls."""
+    """Drafts the text that is known to follow, except where the
+    script says no; remembers its calls.
+    """
 
     text: list[int]
     rights: list[list[bool]]
@@ -215,7 +217,8 @@ def test_drafts_do_not_change_sampled_text(target, sampling):
     assert drafted.tokens == alone.tokens and drafted.statistics.accepted[0] > 0
 
 
-# Heads ----------------------------------------------------------------------------------------------
+# Heads
+# ----------------------------------------------------------------------------------------------
 
 
 def headed(target, **levers):
@@ -250,7 +253,9 @@ def test_a_head_never_changes_the_text(target, plain, policy, prefill):
 @pytest.mark.parametrize("policy", [TrimPolicy.KV_EXACT, TrimPolicy.REFEED])
 @pytest.mark.parametrize("rights", [[[True, True, False], [False] * 3, [True] * 3], None])
 def test_drafter_rows_are_those_of_a_fresh_replay(target, plain, policy, rights):
-    """After any history the drafter holds exactly the rows that the text and the true hiddens make."""
+    """After any history the drafter holds exactly the rows that the
+    text and the true hiddens make.
+    """
     engine, tiny, head = headed(target, trim=policy)
     if rights is not None:  # the head's rows, the script's tokens
         script, made = Script(PROMPT + plain, rights), head.propose
@@ -319,7 +324,8 @@ def test_a_propose_that_fails_costs_its_drafts_only(target, plain, caplog):
     assert generation.statistics.steps == 6
 
 
-# Ends and errors ------------------------------------------------------------------------------------
+# Ends and errors
+# ------------------------------------------------------------------------------------
 
 
 def test_closing_early_frees_everything(target, plain):
@@ -382,7 +388,8 @@ def test_logits_that_are_not_numbers_are_an_error(target, plain):
     assert runner.pool.owners == 0
 
 
-# Sampling -------------------------------------------------------------------------------------------
+# Sampling
+# -------------------------------------------------------------------------------------------
 
 
 def law(logits, temperature, top_p=1.0, top_k=0):

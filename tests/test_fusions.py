@@ -1,4 +1,6 @@
-"""Numerics classes are tested, not believed: an `exact` fusion gives the bytes of the unfused chain."""
+"""Numerics classes are tested, not believed: an `exact` fusion
+gives the bytes of the unfused chain.
+"""
 
 from dataclasses import replace
 
@@ -44,7 +46,9 @@ def different(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[st
 
 
 def assert_fusions_are_exact(graph, backend, store, seed=0) -> None:
-    """The fused program has the bytes of the chain; otherwise the rewrite that changed them is named."""
+    """The fused program has the bytes of the chain; otherwise the
+    rewrite that changed them is named.
+    """
     facts, values = backend.pass_facts(), sample(graph, seed)
     chain = run_pipeline(graph, replace(facts, fuse=False))
     want = compiled(chain, values, backend, store)

@@ -1,4 +1,6 @@
-"""GGUF files: packed weights in the model's own order, and one named error for each kind of damage."""
+"""GGUF files: packed weights in the model's own order, and one
+named error for each kind of damage.
+"""
 
 import re
 

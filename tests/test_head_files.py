@@ -115,7 +115,8 @@ def test_a_mixture_of_experts_is_loaded_and_refused_when_it_is_built(tmp_path):
     assert bind_head(loaded, tiny.side, OPTIONS).unmodelled == loaded.unmodelled
 
 
-# Refusals -------------------------------------------------------------------------------------------
+# Refusals
+# -------------------------------------------------------------------------------------------
 
 
 def test_files_that_are_no_head(tmp_path):

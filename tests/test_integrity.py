@@ -1,4 +1,6 @@
-"""Damaged folders: each kind of damage is one error that names the culprit, before anything runs."""
+"""Damaged folders: each kind of damage is one error that names
+the culprit, before anything runs.
+"""
 
 import json
 import os
@@ -319,7 +321,9 @@ def kept(tmp_path_factory):
 
 
 def loads_with(kept, content):
-    """Whether the kept folder loads with `content` as its shard; only CheckpointError may escape."""
+    """Whether the kept folder loads with `content` as its shard;
+    only CheckpointError may escape.
+    """
     folder, whole = kept
     path = folder / "model.safetensors"
     path.write_bytes(content)

@@ -25,7 +25,9 @@ CONTEXT = 6 * BLOCK_ROWS
 
 
 def write_rows(lease, first, count, stamp):
-    """Stores `stamp + row` in every element of rows `first` to `first + count`, as a kernel would."""
+    """Stores `stamp + row` in every element of rows `first` to
+    `first + count`, as a kernel would.
+    """
     table = lease.table(blocks_of(CONTEXT))
     for row in range(first, first + count):
         for array in lease.pool.arrays.values():
@@ -33,7 +35,9 @@ def write_rows(lease, first, count, stamp):
 
 
 class Leasing(RuleBasedStateMachine):
-    """Sequences come, grow, shrink, are put aside and end, against a model that is a list of stamps."""
+    """Sequences come, grow, shrink, are put aside and end, against a
+    model that is a list of stamps.
+    """
 
     leases = Bundle("leases")
     aside = Bundle("aside")

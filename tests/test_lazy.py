@@ -1,4 +1,6 @@
-"""The expressions that kernels are printed from give what the bodies give on tensors, element by element."""
+"""The expressions that kernels are printed from give what the bodies
+give on tensors, element by element.
+"""
 
 import math
 import operator

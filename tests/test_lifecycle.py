@@ -30,7 +30,9 @@ LENGTH = 40  # no text grows past it, so that every draft has a position
 
 @dataclass(eq=False)
 class Sequence:
-    """A text with made-up target hiddens, the drafter's state for it, and drafts that wait for a verify."""
+    """A text with made-up target hiddens, the drafter's state for it,
+    and drafts that wait for a verify.
+    """
 
     text: list[int]
     state: object
@@ -60,7 +62,9 @@ class Histories(RuleBasedStateMachine):
         return EagerRunner(self.head.circuit_draft(OPTIONS, self.head.levers), double=True)
 
     @precondition(lambda self: len(self.live) < 4)
-    @rule(target=sequences, length=st.integers(2, 20), seed=st.integers(0, 99), budget=st.booleans())
+    @rule(
+        target=sequences, length=st.integers(2, 20), seed=st.integers(0, 99), budget=st.booleans()
+    )
     def begin(self, length, seed, budget):
         rng = np.random.default_rng(seed)
         text = rng.integers(0, heads.VOCAB, length + 1).tolist()
@@ -89,7 +93,8 @@ class Histories(RuleBasedStateMachine):
         if len(ready) < 2:
             return
         requests = [
-            ProposeRequest(s.text[-1], s.hiddens[len(s.text) - 2], len(s.text) - 1, count) for s in ready
+            ProposeRequest(s.text[-1], s.hiddens[len(s.text) - 2], len(s.text) - 1, count)
+            for s in ready
         ]
         for s, drafts in zip(ready, self.head.propose_batch(requests, [s.state for s in ready])):
             s.drafts = drafts.tokens

@@ -1,4 +1,6 @@
-"""Compiled heads and targets: near the float64 oracle, and the same bytes whatever the program's width."""
+"""Compiled heads and targets: near the float64 oracle, and the same
+bytes whatever the program's width.
+"""
 
 import checkpoints
 import heads
@@ -154,14 +156,17 @@ def test_a_swap_between_eager_and_compiled_keeps_rows_and_drafts(pair):
     head.set_circuit_draft(runner)
     compiled = head.propose(request, state).tokens
     assert state.lease.pool is runner.pool and len(compiled) == 3
-    if tiny.weights.contract.norm_form.value == "w":  # f32: no rounding of activations between the two
+    if (
+        tiny.weights.contract.norm_form.value == "w"
+    ):  # f32: no rounding of activations between the two
         assert compiled == eager
     head.set_circuit_draft(None)
     head.free_state(state)
     assert runner.pool.owners == 0
 
 
-# The engine -----------------------------------------------------------------------------------------
+# The engine
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -227,12 +232,16 @@ def test_texts_of_a_batch_are_the_texts_alone(pair):
 
 
 def test_a_head_with_its_own_tables(tmp_path, kernel_folder):
-    tiny = heads.make_head("llama", embedding=Sharing.OWN, lm_head=Sharing.OWN, mapped=False, pos0_mask=True)
+    tiny = heads.make_head(
+        "llama", embedding=Sharing.OWN, lm_head=Sharing.OWN, mapped=False, pos0_mask=True
+    )
     own = {"mtp.embed_tokens.weight": torch.randn(heads.VOCAB, heads.HIDDEN),
            "mtp.lm_head.weight": torch.randn(heads.VOCAB, heads.HIDDEN)}  # fmt: skip
     tiny.weights.tensors.update(own)
     binding = bind_head(
-        tiny.weights, tiny.side, DraftOptions(CONTEXT, (DECODE, GraphKey(Mode.CHAIN, 2)), sequences=1)
+        tiny.weights,
+        tiny.side,
+        DraftOptions(CONTEXT, (DECODE, GraphKey(Mode.CHAIN, 2)), sequences=1),
     )
     with native_runners(tmp_path, kernel_folder, {"draft": binding}, blocks=5)["draft"] as runner:
         tiny.side = type(tiny.side)(*own.values(), tiny.side.rope)

@@ -32,7 +32,7 @@ def assert_close(got: torch.Tensor, want, ulps: float = 4.0) -> None:
     assert torch.allclose(got.double(), want, rtol=eps, atol=eps, equal_nan=True)
 
 
-# -- pointwise -----------------------------------------------------------------------------------------
+# -- pointwise -------------------------------------------------------------------------------------
 
 
 def logistic(x: np.ndarray) -> np.ndarray:
@@ -102,7 +102,7 @@ def test_rope_turns_pairs_and_leaves_the_rest(rotary):
     assert torch.equal(got[0], x[0]) and torch.equal(got[..., rotary:], x[..., rotary:])
 
 
-# -- linear ---------------------------------------------------------------------------------------------
+# -- linear ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 33, 97), (4, 65, 3)])
@@ -158,7 +158,7 @@ def test_bf16_activations_round_to_nearest_even():
     assert torch.equal(round_activations(x, Format.BF16), want)
 
 
-# -- choosing -------------------------------------------------------------------------------------------
+# -- choosing --------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.sampled_from([-math.inf, -2.0, 0.0, 1.0, math.inf]), min_size=1, max_size=9))
@@ -195,7 +195,7 @@ def test_index_arithmetic_keeps_padding():
     assert slots.tolist() == [17, 32, 0, 63]
 
 
-# -- the cache and attention ----------------------------------------------------------------------------
+# -- the cache and attention -----------------------------------------------------------------------
 
 
 def naive_attention(q, cache, tables, row_sequence, indices, scale):
@@ -270,7 +270,7 @@ def test_a_write_changes_its_slots_and_no_other(dtype):
     assert int(cache.isfinite().sum()) == 2 * k.numel()
 
 
-# -- views ----------------------------------------------------------------------------------------------
+# -- views -----------------------------------------------------------------------------------------
 
 
 def test_views_are_index_maps():

@@ -1,4 +1,6 @@
-"""Passes keep the meaning of programs, and a pass that does not is caught by name, line and diff."""
+"""Passes keep the meaning of programs, and a pass that does not
+is caught by name, line and diff.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -63,7 +65,7 @@ def test_the_whole_pipeline_keeps_values_in_double(recipe, seed):
     assert all(same_values(before[n], after[n], close=True) for n in before)
 
 
-# -- programs of targets and heads -------------------------------------------------------------------
+# -- programs of targets and heads -----------------------------------------------------------------
 
 LAYER = [
     "inverse_rms + norm_scale + linear", "rope + kv_write", "rope + attention", "linear + add",
@@ -163,7 +165,7 @@ def test_without_recomputation_nothing_is_duplicated():
     assert names["embed"] == 1 and names["slot_at"] == 1
 
 
-# -- B67: other users, other orders ------------------------------------------------------------------
+# -- B67: other users, other orders ----------------------------------------------------------------
 
 
 def normed_twice(scope):
@@ -233,7 +235,7 @@ def test_the_history_names_each_pass_and_what_it_did():
     assert whole.history[-2].startswith("fuse, ")
 
 
-# -- a pass that breaks something is caught ----------------------------------------------------------
+# -- a pass that breaks something is caught --------------------------------------------------------
 
 
 def planted(name, change, level=Level.TYPED, keeps=Keeps.BYTES):

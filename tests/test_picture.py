@@ -1,4 +1,6 @@
-"""Drawings of graphs hold what the graph holds: each launch, each output, no two arcs in one place."""
+"""Drawings of graphs hold what the graph holds: each launch, each
+output, no two arcs in one place.
+"""
 
 import re
 import xml.dom.minidom

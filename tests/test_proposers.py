@@ -1,4 +1,6 @@
-"""MTP heads against oracles of transformers' own classes: drafts, hiddens, logits and cache rows."""
+"""MTP heads against oracles of transformers' own classes: drafts,
+hiddens, logits and cache rows.
+"""
 
 import sys
 from dataclasses import replace
@@ -79,7 +81,8 @@ def close(a, b, atol=2e-5):
     np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=atol, rtol=1e-5)
 
 
-# Programs -------------------------------------------------------------------------------------------
+# Programs
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("widths", [[1] * 9, [4, 2, 3], [2, 1, 4, 2]])
@@ -172,7 +175,9 @@ def test_the_eager_head_in_f32_is_near_its_oracle(tiny):
 
 
 def test_the_forward_can_be_trained(tiny):
-    """Gradients through the traced graph are those of the oracle: training needs no second forward."""
+    """Gradients through the traced graph are those of the oracle:
+    training needs no second forward.
+    """
     tokens, hiddens = rows(6)
     binding = bind_head(tiny.weights, tiny.side, replace(OPTIONS, keys=(GraphKey(Mode.VERIFY, 6),)))
     graph = binding.graph(binding.keys[0])
@@ -198,11 +203,14 @@ def test_the_forward_can_be_trained(tiny):
         close(weights[name].grad, theirs[name])
 
 
-# The trait ------------------------------------------------------------------------------------------
+# The trait
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_worked_trace_of_pair_keys(tiny):
-    """Prompt of 5, a bootstrap decode, two drafts of which one is accepted: keys 5, then 6 and 7."""
+    """Prompt of 5, a bootstrap decode, two drafts of which one is
+    accepted: keys 5, then 6 and 7.
+    """
     head = proposer(tiny)
     text, hiddens = rows(9)
     state = head.alloc_state()
@@ -464,7 +472,8 @@ def test_defaults_of_the_trait():
     head.free_state(state)
 
 
-# Several modules ------------------------------------------------------------------------------------
+# Several modules
+# ------------------------------------------------------------------------------------
 
 
 def modules(count=3):
@@ -522,7 +531,8 @@ def test_several_modules_have_no_binding_and_are_not_none():
         MultiModuleMtpHead([])
 
 
-# Bindings -------------------------------------------------------------------------------------------
+# Bindings
+# -------------------------------------------------------------------------------------------
 
 
 def test_a_binding_says_what_it_is(tiny):

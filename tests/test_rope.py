@@ -1,4 +1,6 @@
-"""Rotary frequencies: equal to transformers' to the bit, and near a float64 reference (case B39)."""
+"""Rotary frequencies: equal to transformers' to the bit, and near
+a float64 reference (case B39).
+"""
 
 import dataclasses
 import math

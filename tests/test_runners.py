@@ -25,7 +25,9 @@ IDS = [5, 96, 0, 17, 3, 44, 61, 8, 29, 90, 11, 12, 5, 5, 71, 33, 2, 54, 81, 19]
 
 
 def near(seen, wanted):
-    """Asserts that f32 sums differ by no more than their rounding, on the scale of the largest value."""
+    """Asserts that f32 sums differ by no more than their rounding, on
+    the scale of the largest value.
+    """
     np.testing.assert_allclose(seen, wanted, rtol=0, atol=4e-6 * np.abs(wanted).max())
 
 

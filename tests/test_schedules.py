@@ -1,4 +1,6 @@
-"""Tuned choices are found again, doubtful ones are not used, and a silent book asks the cost model."""
+"""Tuned choices are found again, doubtful ones are not used, and a
+silent book asks the cost model.
+"""
 
 import pytest
 from programs import CPU, target_graph

@@ -36,7 +36,9 @@ def bound(model, **options) -> Binding:
 
 
 def reference(model, ids):
-    """Logits [t, v] and the last layer's output before the final norm [t, n], in the model's dtype."""
+    """Logits [t, v] and the last layer's output before the final
+    norm [t, n], in the model's dtype.
+    """
     kept = []
     hook = model.model.layers[-1].register_forward_hook(
         lambda _, __, out: kept.append(out[0] if isinstance(out, tuple) else out)
@@ -89,7 +91,8 @@ def test_logits_and_hiddens_are_those_of_transformers(family, rope, tied, change
                 logits, hidden = by_rows(target, lease, ids, [1, 2, 3, 4, 1, 4, 4, 2])
             with runner.pool.lease() as lease:
                 scored = target.prompt(lease, ids, keep_hidden=True)
-        # Rotary angles are rounded to f32 in one place each, which is what the oracle's 1e-5 allows.
+        # Rotary angles are rounded to f32 in one place each, which is what the oracle's 1e-5
+        # allows.
         np.testing.assert_allclose(logits, wanted_logits, atol=tolerance, rtol=tolerance)
         np.testing.assert_allclose(hidden, wanted_hidden, atol=tolerance, rtol=tolerance)
         np.testing.assert_allclose(scored.hidden, wanted_hidden, atol=tolerance, rtol=tolerance)
@@ -100,7 +103,9 @@ def test_logits_and_hiddens_are_those_of_transformers(family, rope, tied, change
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_every_program_computes_the_same_rows(family):
-    """The f64 oracle: decode, verify, prompt chunks and batches of sequences agree, cache rows included."""
+    """The f64 oracle: decode, verify, prompt chunks and batches of
+    sequences agree, cache rows included.
+    """
     runner = EagerRunner(bound(checkpoints.make_model(family)), double=True)
     target, ids = Target(runner), text(19)
     ways = {"decode": [1] * 19, "verify": [4, 3, 2, 4, 3, 2, 1], "prompt": None}

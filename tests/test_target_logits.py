@@ -45,7 +45,9 @@ def our_outputs(config, tensors, ids=IDS, start=START):
 
 
 def their_outputs(model, ids=IDS, start=START):
-    """Logits [m, v] and the residual stream before the final norm [m, n] of a transformers model."""
+    """Logits [m, v] and the residual stream before the final norm
+    [m, n] of a transformers model.
+    """
     seen = []
     hook = model.model.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.no_grad():
@@ -130,7 +132,9 @@ def test_rope_divisors_of_a_gguf_file_act_as_llama3_scaling(tmp_path):
 
 
 def test_the_demo_file_says_what_transformers_says():
-    """The five likeliest next ids and their logits, from transformers in float64 on these weights."""
+    """The five likeliest next ids and their logits, from
+    transformers in float64 on these weights.
+    """
     checkpoint = demo()
     ids = checkpoint.tokenizer.encode("The capital of France is the city of")
     key = GraphKey(Mode.PREFILL, len(ids))

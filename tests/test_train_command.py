@@ -97,7 +97,9 @@ def test_a_finished_run_is_not_begun_again_by_accident(trained, folder):
 
 
 def test_an_interrupted_run_says_so_and_goes_on(trained, folder, tmp_path, monkeypatch):
-    """Ctrl-C between steps: exit code 130, no head, and --resume gives the head of an unbroken run."""
+    """Ctrl-C between steps: exit code 130, no head, and --resume
+    gives the head of an unbroken run.
+    """
     out = tmp_path / "head.safetensors"
     compiled = trained[0].with_name("head.safetensors.run") / "target"
     shutil.copytree(compiled, tmp_path / "head.safetensors.run" / "target")

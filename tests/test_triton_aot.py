@@ -1,4 +1,6 @@
-"""Every kernel of programs of real sizes compiles for three architectures without a device, and none spills."""
+"""Every kernel of programs of real sizes compiles for three architectures
+without a device, and none spills.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_a_draft_step_is_nine_launches(compiled: dict[str, list[dict]]) -> None:
 
 @pytest.mark.parametrize("model", KEYS)
 def test_a_row_is_added_up_in_one_order_whatever_the_row_count(compiled: dict, model: str) -> None:
-    """On each architecture, what DECODE and VERIFY_4 reduce along a row is spread over lanes alike."""
+    """On each architecture, what DECODE and VERIFY_4 reduce along a
+    row is spread over lanes alike.
+    """
     orders: dict[tuple[str, int], dict[str, list[str]]] = {}
     for row in compiled[model]:
         key, _, label = row["label"].partition(" ")

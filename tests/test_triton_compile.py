@@ -1,4 +1,6 @@
-"""`circuit compile --backend triton` on a machine without a device: what it writes, and what loading it says."""
+"""`circuit compile --backend triton` on a machine without a device: what
+it writes, and what loading it says.
+"""
 
 from __future__ import annotations
 

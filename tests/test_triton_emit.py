@@ -1,4 +1,6 @@
-"""The text of emitted kernels, packed layouts, ahead-of-time records, and refusals of the Triton backend."""
+"""The text of emitted kernels, packed layouts, ahead-of-time records,
+and refusals of the Triton backend.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every op through the Triton backend against its body: interpreted on the host, compiled where CUDA is."""
+"""Every op through the Triton backend against its body: interpreted on
+the host, compiled where CUDA is.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ BF16, F32 = Format.BF16, Format.F32
 
 
 def close(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, factor: float = 2.0) -> None:
-    """Passes if `got` is no further from `exact` than `factor` times what eager is, plus one rounding."""
+    """Passes if `got` is no further from `exact` than `factor` times
+    what eager is, plus one rounding.
+    """
     wide = exact.double()
     scale = wide.abs().max().clamp(min=1e-30)
     unit = 2**-8 if got.dtype is torch.bfloat16 else 2**-22

@@ -1,4 +1,6 @@
-"""Whole programs through the Triton backend: every key of a tiny target and head, compiled into an artifact."""
+"""Whole programs through the Triton backend: every key of a tiny target
+and head, compiled into an artifact.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A one-layer program with random weights: small enough to compile in a test, with all that a target has."""
+"""A one-layer program with random weights: small enough to compile in a
+test, with all that a target has.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def program(scope: Scope) -> None:
 
 
 def binding(seed: int = 0, name: str = "tiny") -> DraftBinding:
-    """The program with weights drawn from `seed`, for one row and for two or three rows of a sequence."""
+    """The program with weights drawn from `seed`, for one row and for
+    two or three rows of a sequence.
+    """
     draw = torch.Generator().manual_seed(seed)
     shapes = {
         "embed": (VOCABULARY, WIDTH), "q": (HEADS * HEAD, WIDTH), "k": (HEAD, WIDTH),

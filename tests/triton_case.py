@@ -1,4 +1,6 @@
-"""One region or one program through the Triton backend and its interpreter, beside the eager graph."""
+"""One region or one program through the Triton backend and its
+interpreter, beside the eager graph.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Values = dict[str, torch.Tensor]
 
 
 def typed(graph: Graph, region_of: Callable[[int], int]) -> Graph:
-    """The graph with types and regions on its nodes; `region_of` maps a node's position to its region."""
+    """The graph with types and regions on its nodes; `region_of` maps
+    a node's position to its region.
+    """
     for position, node in enumerate(graph.computed()):
         node.meta["type"] = op_of(node).infer([type_of(a) for a in node.args], node.kwargs)
         node.meta["region"] = region_of(position)
@@ -43,7 +47,9 @@ def device() -> torch.device:
 
 
 class Case:
-    """A program over given weights, states and inputs, all of it in as many regions as `region_of` says."""
+    """A program over given weights, states and inputs, all of it in as
+    many regions as `region_of` says.
+    """
 
     def __init__(
         self, program: Callable[[Scope], None], weights: Mapping[str, object] | None = None,

@@ -1,6 +1,8 @@
-"""Compiles every Triton kernel of programs of real sizes ahead of time; prints what each uses, as JSON.
+"""Compiles every Triton kernel of programs of real sizes ahead of
+time; prints what each uses, as JSON.
 
-Run as a program of its own, since kernels are not compiled in a process whose Triton interprets them.
+Run as a program of its own, since kernels are not compiled in a process whose Triton interprets
+them.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def head(key: GraphKey, context: int = 4096) -> Graph:
 
 
 def target(key: GraphKey, context: int = 2048) -> Graph:
-    """The demo's target, two of its thirty equal layers: Q4_1, 9 heads on 3, Q8_0 embedding, tied."""
+    """The demo's target, two of its thirty equal layers: Q4_1, 9
+    heads on 3, Q8_0 embedding, tied.
+    """
     c = programs.target_config(
         hidden_size=576, intermediate_size=1536, vocab_size=49152, num_attention_heads=9,
         num_key_value_heads=3, head_dim=64, tie_word_embeddings=True,

@@ -1,4 +1,6 @@
-"""The weights of an artifact as a GGUF file, byte for byte, so that llama.cpp can be timed on the very same."""
+"""The weights of an artifact as a GGUF file, byte for byte, so that
+llama.cpp can be timed on the very same.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def gguf_copy(source: Path, wanted: WeightOption, folder: Path, name: str) -> Pa
     """The path in `folder` of the GGUF file `source` with its matrices in the format `wanted`.
 
     Rows are converted as they are for the artifact (GGUF orders the rows of q and k otherwise, and
-    conversion is by rows), so the numbers are the same. A file that is there already is not written again.
+    conversion is by rows), so the numbers are the same. A file that is there already is not written
+    again.
     """
     final = folder / f"{name}-{wanted.value}.gguf"
     if final.is_file():

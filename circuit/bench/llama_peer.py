@@ -24,7 +24,9 @@ class StepRefused(CircuitError):
 
 
 class LlamaModel:
-    """A GGUF file in llama.cpp: one step over given tokens, greedy texts, in sequence 0 of its cache."""
+    """A GGUF file in llama.cpp: one step over given tokens, greedy
+    texts, in sequence 0 of its cache.
+    """
 
     def __init__(self, path: Path, threads: int, context: int = CONTEXT) -> None:
         import llama_cpp
@@ -67,7 +69,8 @@ class LlamaModel:
     def greedy(
         self, prompt: Sequence[int], count: int, ends: frozenset[int]
     ) -> tuple[list[int], float]:
-        """The greedy continuation of `prompt`, up to `count` tokens or an end token, and its seconds.
+        """The greedy continuation of `prompt`, up to `count` tokens or
+        an end token, and its seconds.
 
         Seconds count from the first token (which the prompt gives) to the last.
         """

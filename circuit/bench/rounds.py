@@ -41,9 +41,9 @@ class Timing:
 def timed(contenders: Sequence[Contender], runs: int, report: Report) -> list[Timing]:
     """The timing of each contender, in the order given.
 
-    Each is called `WARM_UP` times first, outside the clock. A round calls every contender twice in a row and
-    times the second call, so that each starts from its own caches; what takes longer than `LONG` brings its
-    own and is called once. Odd rounds go backwards.
+    Each is called `WARM_UP` times first, outside the clock. A round calls every contender twice in
+    a row and times the second call, so that each starts from its own caches; what takes longer than
+    `LONG` brings its own and is called once. Odd rounds go backwards.
     """
     long: set[int] = set()
     for done, contender in enumerate(contenders):

@@ -1,4 +1,6 @@
-"""Whole texts: an artifact with drafts, without, and llama.cpp on the same file, prompt by prompt in turns."""
+"""Whole texts: an artifact with drafts, without, and llama.cpp on the
+same file, prompt by prompt in turns.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The peers `eager` and `torch.compile`: the graph of a binding as plain torch, over a static cache.
+"""The peers `eager` and `torch.compile`: the graph of a binding as
+plain torch, over a static cache.
 
-The graph is the one that is compiled here too; only the paged cache is replaced, op by op, by what a torch
-user writes: one contiguous cache per layer and `scaled_dot_product_attention` under a mask.
+The graph is the one that is compiled here too; only the paged cache is replaced, op by op, by what
+a torch user writes: one contiguous cache per layer and `scaled_dot_product_attention` under a mask.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def serves(key: GraphKey) -> bool:
 
 
 class TorchProgram:
-    """One program of a binding with f32 weights, called with i32 and f32 arrays as every runner is."""
+    """One program of a binding with f32 weights, called with i32 and
+    f32 arrays as every runner is.
+    """
 
     def __init__(
         self, binding: Binding, key: GraphKey, weights: Mapping[str, torch.Tensor], context: int,
@@ -94,7 +97,9 @@ def torch_module(
     cache: torch.dtype = torch.float32, device: torch.device | None = None,
     instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
 ) -> torch.fx.GraphModule:  # fmt: skip
-    """The graph as a module: weights and caches are buffers, ops are their bodies or what stands `instead`."""
+    """The graph as a module: weights and caches are buffers, ops are their
+    bodies or what stands `instead`.
+    """
     root, made = torch.nn.Module(), torch.fx.Graph()
     env: dict[torch.fx.Node, torch.fx.Node] = {}
     for number, node in enumerate(graph.fx.nodes):

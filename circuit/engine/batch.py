@@ -1,4 +1,6 @@
-"""Many texts at once: each step computes one row of every live sequence, and a finished one makes room."""
+"""Many texts at once: each step computes one row of every live
+sequence, and a finished one makes room.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ class Text:
 class BatchWriter:
     """Writes texts with the BATCH programs of a target, at most `width` of them at a time.
 
-    The tokens of a text are those that it would have alone, where rows do not depend on the width of their
-    program. A text ends with a stop id, after `max_tokens`, or with the context.
+    The tokens of a text are those that it would have alone, where rows do not depend on the width
+    of their program. A text ends with a stop id, after `max_tokens`, or with the context.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class BatchWriter:
             raise NoBatch(width=self.width, widest=widest)
 
     def write(self, prompts: Iterable[tuple[Sequence[int], Sampling]]) -> Iterator[Text]:
-        """The texts after `prompts`, each as soon as it is finished; prompts are read when there is room."""
+        """The texts after `prompts`, each as soon as it is finished;
+        prompts are read when there is room.
+        """
         waiting = enumerate(prompts)
         live: list[Text] = []
         try:

@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Step:
-    """Tokens that one step emitted, how many were drafted for it, and how many of those were taken."""
+    """Tokens that one step emitted, how many were drafted for it,
+    and how many of those were taken.
+    """
 
     tokens: tuple[int, ...]
     drafted: int = 0
@@ -40,7 +42,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate: `drafts` per step at most, `stop` ids that end the text (and are its last token)."""
+    """What to generate: `drafts` per step at most, `stop` ids that end
+    the text (and are its last token).
+    """
 
     prompt: Sequence[int]
     max_tokens: int
@@ -52,9 +56,10 @@ class Request:
 class Engine:
     """A target and, if there is one, a draft head.
 
-    With a target whose rows do not depend on the width of their program (the compiled ones), the tokens of
-    a request are the same for every number of drafts, greedy or sampled. An eager target computes rows of
-    different widths with different roundings, so that near ties may fall differently.
+    With a target whose rows do not depend on the width of their program (the compiled ones), the
+    tokens of a request are the same for every number of drafts, greedy or sampled. An eager target
+    computes rows of different widths with different roundings, so that near ties may fall
+    differently.
     """
 
     def __init__(self, target: Runner, proposer: DraftProposer | None = None) -> None:
@@ -71,7 +76,9 @@ class Engine:
         self, prompt: Sequence[int], max_tokens: int, *, drafts: int = 0,
         sampling: Sampling | None = None, stop: Collection[int] = (),
     ) -> Generation:  # fmt: skip
-        """A generation that runs as its steps are read; every error of the request is raised here."""
+        """A generation that runs as its steps are read; every error
+        of the request is raised here.
+        """
         if not len(prompt):
             raise EmptyPrompt()
         if len(prompt) > self.target.context:
@@ -87,7 +94,9 @@ class Engine:
 
 
 class Generation:
-    """Iterates over the steps of one request; its cache is freed at the end, on an error, or by `close`."""
+    """Iterates over the steps of one request; its cache is freed at the
+    end, on an error, or by `close`.
+    """
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self.request = request
@@ -217,8 +226,8 @@ class Generation:
     def _keep_up(self, position: int) -> None:
         """Brings the drafter's rows up to the newest token, which stands at `position`.
 
-        Rows that the policy cut, and those of steps without drafts, are fed with the target's hiddens; the
-        row of the newest pair is the next propose's own.
+        Rows that the policy cut, and those of steps without drafts, are fed with the target's
+        hiddens; the row of the newest pair is the next propose's own.
         """
         proposer, state = self._proposer, self._state
         if self._accepted is not None:

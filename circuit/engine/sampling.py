@@ -1,4 +1,6 @@
-"""The target's own pick after a row of logits: the first maximum, or a draw that depends on its place only."""
+"""The target's own pick after a row of logits: the first maximum, or a
+draw that depends on its place only.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ HEAD_START = (
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are picked. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 leave everything in.
+    """How tokens are picked. `temperature` 0 is greedy; `top_k` 0 and
+    `top_p` 1 leave everything in.
 
-    The draw for output token i is a function of `seed` and i alone, so that drafts do not change it: a draft
-    is accepted when it is the token that the target draws in its place, which keeps the target's law.
+    The draw for output token i is a function of `seed` and i alone, so that drafts do not change
+    it: a draft is accepted when it is the token that the target draws in its place, which keeps the
+    target's law.
     """
 
     temperature: float = 0.0
@@ -53,7 +57,9 @@ class Sampling:
         )
 
     def _candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and weights to draw from: the likeliest first (ties by id), cut by top_k and then top_p."""
+        """Ids and weights to draw from: the likeliest first (ties by
+        id), cut by top_k and then top_p.
+        """
         wide = logits.astype(np.float64) / self.temperature
         weights = np.exp(wide - wide.max())
         count = len(weights) if self.top_k == 0 else min(self.top_k, len(weights))

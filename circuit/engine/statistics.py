@@ -17,7 +17,8 @@ class Finish(Enum):
 
 @dataclass
 class Statistics:
-    """Counts of one generation. `drafted[i]` steps had a draft at position i + 1, `accepted[i]` took it.
+    """Counts of one generation. `drafted[i]` steps had a draft at
+    position i + 1, `accepted[i]` took it.
 
     The token that the prompt gives is not a step's.
     """
@@ -40,7 +41,9 @@ class Statistics:
 
     @property
     def accepted_per_position(self) -> list[float]:
-        """Share of the steps with a draft at each position that accepted it, all before it included."""
+        """Share of the steps with a draft at each position that
+        accepted it, all before it included.
+        """
         return [a / d for a, d in zip(self.accepted, self.drafted, strict=True)]
 
     @property

@@ -43,8 +43,8 @@ class Pieces:
 def piece_bytes(path: Path, backend, spec: Mapping[str, object], vocab_size: int) -> Pieces:
     """The pieces of `backend`, whose parsed tokenizer.json is `spec`.
 
-    Raises TokenizerRefused when an id does not fit `vocab_size`, or the decoder is not one whose ids
-    stand for fixed bytes.
+    Raises TokenizerRefused when an id does not fit `vocab_size`, or the decoder is not one whose
+    ids stand for fixed bytes.
     """
     read, strip = _reading(path, spec.get("decoder"))
     vocab = backend.get_vocab(with_added_tokens=True)

@@ -13,7 +13,9 @@ from circuit.models.safetensors_file import read_json
 
 
 def template_of_folder(folder: Path) -> str | None:
-    """The chat template of a checkpoint's folder: chat_template.jinja, else tokenizer_config.json."""
+    """The chat template of a checkpoint's folder:
+    chat_template.jinja, else tokenizer_config.json.
+    """
     alone = folder / "chat_template.jinja"
     if alone.is_file():
         return alone.read_text("utf-8")
@@ -37,7 +39,8 @@ def render(
 ) -> str:
     """The prompt that `template` makes of `messages`; `variables` are further names it may read.
 
-    Raises ChatRefused when there is no template, when it is broken, or when it refuses the messages.
+    Raises ChatRefused when there is no template, when it is broken, or when it refuses the
+    messages.
     """
     import jinja2
 

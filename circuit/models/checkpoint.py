@@ -45,7 +45,9 @@ class SourceKind(Enum):
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a checkpoint comes from: the source as given, its kind, and the files that were read."""
+    """Where a checkpoint comes from: the source as given, its kind,
+    and the files that were read.
+    """
 
     source: str
     kind: SourceKind
@@ -53,7 +55,7 @@ class Provenance:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the one file, or of the lines `sha256  name` of several, sorted by name."""
+        """The SHA-256 of the one file, or of the lines `sha256 name` of several, sorted by name."""
         sums = {path.name: _sha256_of(path) for path in self.files}
         if len(sums) == 1:
             return next(iter(sums.values()))

@@ -36,7 +36,8 @@ class WeightOption(Enum):
 
 
 def converted(tensors: Mapping[str, Stored], option: WeightOption) -> dict[str, Stored]:
-    """The weights with matrices in the format of `option`; names that share a tensor go on sharing it.
+    """The weights with matrices in the format of `option`; names that
+    share a tensor go on sharing it.
 
     bf16 rounds to nearest even; q8_0 is what a GGUF writer makes of the same numbers.
     """

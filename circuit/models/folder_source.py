@@ -30,8 +30,8 @@ class FolderTensors:
 def folder_tensors(folder: Path) -> FolderTensors:
     """The tensors that the folder's index (or its single file) names; other files are only noted.
 
-    Raises NotAModel, ShardMissing, ShardUnsafe, ShardBroken or TensorNotInShard before any tensor is
-    read. No file outside the folder is opened.
+    Raises NotAModel, ShardMissing, ShardUnsafe, ShardBroken or TensorNotInShard before any tensor
+    is read. No file outside the folder is opened.
     """
     found = FolderTensors()
     index = folder / INDEX

@@ -126,7 +126,9 @@ class _Cursor:
 
 
 def read_gguf(path: Path) -> GgufHeader:
-    """The header of the GGUF file at `path`; raises BadMagic, TruncatedGguf, DuplicateKey, BadGguf."""
+    """The header of the GGUF file at `path`; raises BadMagic,
+    TruncatedGguf, DuplicateKey, BadGguf.
+    """
     file = MappedFile(path)
     cursor = _Cursor(file)
     magic = bytes(file.map[:4])
@@ -159,7 +161,9 @@ def _tensor_record(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _place(cursor: _Cursor, metadata: dict, records: list) -> dict[str, StoredTensor]:
-    """The tensors with absolute offsets; each lies inside the file, aligned, apart from the others."""
+    """The tensors with absolute offsets; each lies inside the file,
+    aligned, apart from the others.
+    """
     path, size = cursor.file.path, cursor.file.size
     align = metadata.get("general.alignment", 32)
     if not isinstance(align, int) or align < 8 or align & (align - 1):

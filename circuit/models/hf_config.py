@@ -59,9 +59,9 @@ def config_from_json(
 ) -> TargetConfig:
     """The target that `found`, the parsed `config.json` at `path`, describes.
 
-    `generation` is the parsed `generation_config.json` (or empty): its end, begin and padding ids go
-    before those of `config.json`, as in the checkpoints' own library. Raises UnknownArchitecture or
-    one ConfigRefused with all problems.
+    `generation` is the parsed `generation_config.json` (or empty): its end, begin and padding ids
+    go before those of `config.json`, as in the checkpoints' own library. Raises UnknownArchitecture
+    or one ConfigRefused with all problems.
     """
     family = _family(path, found)
     problems = classify(found, RULES)

@@ -57,10 +57,11 @@ def _layer_shapes(config: TargetConfig) -> Iterator[tuple[str, tuple[int, ...]]]
 def fit(
     path: Path, config: TargetConfig, found: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """The tensors of `found` that the model uses, in the model's order; a tied pair has one entry twice.
+    """The tensors of `found` that the model uses, in the model's order;
+    a tied pair has one entry twice.
 
-    Raises MissingTensor, UnexpectedTensor, MisshapenTensor or UnknownFormat, each with every case, or
-    TensorsUnfit when there are several kinds of them.
+    Raises MissingTensor, UnexpectedTensor, MisshapenTensor or UnknownFormat, each with every case,
+    or TensorsUnfit when there are several kinds of them.
     """
     wanted = expected_shapes(config)
     used = {name: tensor for name, tensor in found.items() if not RECOMPUTED.fullmatch(name)}

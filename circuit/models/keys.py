@@ -59,7 +59,9 @@ Rule = Used | Ignored | Allowed
 
 
 def classify(found: Mapping[str, object], rules: Mapping[str, Rule], prefix: str = "") -> list[str]:
-    """The problems of `found` under `rules`, whose keys may be patterns; a key with no rule is one."""
+    """The problems of `found` under `rules`, whose keys may be
+    patterns; a key with no rule is one.
+    """
     problems = []
     for key, value in found.items():
         rule = rule_of(key, rules)

@@ -63,7 +63,9 @@ def _tensor(path: Path, name: str, record: object, start: int, size: int) -> Sto
 
 
 def _check_tiling(path: Path, tensors: Mapping[str, StoredTensor], start: int, size: int) -> None:
-    """Raises ShardBroken unless the tensors fill the file after its header without gap or overlap."""
+    """Raises ShardBroken unless the tensors fill the file after its
+    header without gap or overlap.
+    """
     at = start
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
         if tensor.offset != at:

@@ -11,7 +11,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """A number format: `size` bytes hold `block` numbers; `scales` are the f16 fields of a block."""
+    """A number format: `size` bytes hold `block` numbers; `scales`
+    are the f16 fields of a block.
+    """
 
     name: str
     block: int

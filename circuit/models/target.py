@@ -25,7 +25,9 @@ EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.no
 def target_keys(
     *, batches: Iterable[int] = (2, 4, 8, 16), chunk: int = 256
 ) -> tuple[GraphKey, ...]:
-    """The programs of a target: decode, verify of 2 to 4 rows, `batches` of sequences, prompt chunks."""
+    """The programs of a target: decode, verify of 2 to 4 rows,
+    `batches` of sequences, prompt chunks.
+    """
     verify = tuple(GraphKey(Mode.VERIFY, rows) for rows in (2, 3, 4))
     batch = tuple(GraphKey(Mode.BATCH, rows) for rows in batches)
     return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk))
@@ -50,9 +52,9 @@ def target_program(
 ) -> Callable[[Scope], None]:  # fmt: skip
     """The forward of a target: outputs `logits` [r, v], `tokens` [r] and `hidden` [m, n].
 
-    `hidden` is the residual stream before the final norm; with `normed_hidden` the stream after it is
-    bound to `hidden_normed` too, for heads whose contract asks for it. r is 1 for PREFILL, whose input
-    `last_row` names the row that is scored, and m otherwise.
+    `hidden` is the residual stream before the final norm; with `normed_hidden` the stream after it
+    is bound to `hidden_normed` too, for heads whose contract asks for it. r is 1 for PREFILL, whose
+    input `last_row` names the row that is scored, and m otherwise.
     """
     shape = attention_shape(config)
     head = EMBEDDING if config.tie_word_embeddings else HEAD
@@ -77,7 +79,9 @@ def target_program(
 
 
 def rope_tables(config: TargetConfig, max_context: int) -> dict[str, torch.Tensor]:
-    """`rope.cos` and `rope.sin`, f32 [max_context, r]: taken in f64 and rounded once, factor included."""
+    """`rope.cos` and `rope.sin`, f32 [max_context, r]: taken in f64
+    and rounded once, factor included.
+    """
     frequencies, factor = inverse_frequencies(config)
     angles = torch.outer(torch.arange(max_context, dtype=torch.float64), frequencies.double())
     return {
@@ -114,8 +118,8 @@ def target_binding(
 ) -> Binding:
     """The target of a checkpoint, ready to be interpreted or compiled.
 
-    The context is rounded up to whole cache blocks; `sequences` of that length fit the cache (default: the
-    widest BATCH of `keys`). A tied head is bound once, under the embedding's name.
+    The context is rounded up to whole cache blocks; `sequences` of that length fit the cache
+    (default: the widest BATCH of `keys`). A tied head is bound once, under the embedding's name.
     """
     keys = target_keys() if keys is None else keys
     max_context = blocks_for(max_context) * BLOCK_ROWS

@@ -17,8 +17,8 @@ from circuit.models.errors import TextRefused, TokenizerRefused
 class Tokenizer:
     """A tokenizer over the Rust `tokenizers` backend, with decoding by bytes.
 
-    Every id stands for a fixed string of bytes, so decoding a sequence is joining bytes, and a stream
-    of ids gives the same text as the whole sequence however it is cut.
+    Every id stands for a fixed string of bytes, so decoding a sequence is joining bytes, and a
+    stream of ids gives the same text as the whole sequence however it is cut.
     """
 
     def __init__(self, backend, pieces: Pieces, config: TargetConfig):

@@ -46,8 +46,8 @@ PRE_TYPES = {
 def tokenizer_from_gguf(path: Path, found: Mapping[str, object], config: TargetConfig) -> Tokenizer:
     """The tokenizer that the metadata `found` of the file at `path` describes.
 
-    Raises TokenizerMissing without tokenizer keys, TokenizerRefused for another kind than byte-level
-    BPE, an unknown pre-tokenizer, or a vocabulary that contradicts itself.
+    Raises TokenizerMissing without tokenizer keys, TokenizerRefused for another kind than
+    byte-level BPE, an unknown pre-tokenizer, or a vocabulary that contradicts itself.
     """
     if "tokenizer.ggml.tokens" not in found:
         raise TokenizerMissing(path=path)

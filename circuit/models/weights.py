@@ -16,9 +16,9 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 class Weights(Mapping):
     """Tensor by name: `torch.Tensor` for float formats, `PackedTensor` for block formats.
 
-    Bytes stay in the mapped file. `interleaved` gives, for a name whose rows are stored in the order
-    of interleaved rotary embedding, its number of heads; such rows come back in half-split order, as
-    a copy. Names that share a storage give the same object.
+    Bytes stay in the mapped file. `interleaved` gives, for a name whose rows are stored in the
+    order of interleaved rotary embedding, its number of heads; such rows come back in half-split
+    order, as a copy. Names that share a storage give the same object.
     """
 
     def __init__(

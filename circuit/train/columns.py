@@ -1,4 +1,6 @@
-"""Which of the scored ids a batch is taught on: most of the cost of a step is the product with their rows."""
+"""Which of the scored ids a batch is taught on: most of the cost of a
+step is the product with their rows.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ FREQUENT = 0.55  # the part of a batch's columns that is the same in every batch
 def frequencies(texts: Sequence[Written], vocabulary: int) -> torch.Tensor:
     """In how many of `texts`, prompts included, each id stands, [vocabulary].
 
-    A rare word that one text repeats says little of other texts, and words of prompts are words of answers:
-    counted so, the ids cover more of texts on other subjects than by how often they stand in answers.
+    A rare word that one text repeats says little of other texts, and words of prompts are words of
+    answers: counted so, the ids cover more of texts on other subjects than by how often they stand
+    in answers.
     """
     counts = torch.zeros(vocabulary, dtype=torch.long)
     for text in texts:
@@ -31,10 +34,11 @@ def draft_ids(counts: torch.Tensor, scored: int, always: set[int]) -> torch.Tens
 
 
 class Columns:
-    """Picks `width` of the head's columns: the ids of a batch, the most frequent ones, and random others.
+    """Picks `width` of the head's columns: the ids of a batch, the most
+    frequent ones, and random others.
 
-    Distributions over the columns picked are those of the target among these ids; ids that are rare get
-    their share of batches by chance. The last part of a training is taught on all of them.
+    Distributions over the columns picked are those of the target among these ids; ids that are rare
+    get their share of batches by chance. The last part of a training is taught on all of them.
     """
 
     def __init__(self, ids: torch.Tensor, counts: torch.Tensor, width: int, seed: int) -> None:
@@ -44,7 +48,9 @@ class Columns:
         self._order = counts[ids.long()].sort(descending=True, stable=True).indices
 
     def pick(self, ids: torch.Tensor, step: int) -> torch.Tensor:
-        """Columns [width] in rising order for a batch with `ids` at `step`; all if there are no more."""
+        """Columns [width] in rising order for a batch with `ids` at
+        `step`; all if there are no more.
+        """
         if self._width >= self._count:
             return torch.arange(self._count)
         own = self._column[ids.flatten().long().unique()]

@@ -40,7 +40,9 @@ CONTEXT, SHARD_TOKENS, HELD_OUT, FEWEST = 512, 20_000, 40, 8
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """One training as it was asked for; `keep_out` is a JSON list of prompts that no text may begin with."""
+    """One training as it was asked for; `keep_out` is a JSON list of
+    prompts that no text may begin with.
+    """
 
     model: str
     out: Path
@@ -62,7 +64,9 @@ class TrainRequest:
 
 
 def train_head(request: TrainRequest, screen: Screen) -> Record:
-    """Trains a head for the model and writes it, with curves beside it; the record of the result."""
+    """Trains a head for the model and writes it, with curves beside
+    it; the record of the result.
+    """
     if request.out.is_dir():
         raise OutputIsFolder(path=request.out)
     source = model_source(request.model, screen)
@@ -115,7 +119,9 @@ def write_head(path: Path, head: HeadWeights) -> None:
 def _texts(
     request: TrainRequest, source: str, guard: Guard, report: Report
 ) -> list[Written]:  # fmt: skip
-    """The texts of the run: those in its folder, and what is missing, written now shard by shard."""
+    """The texts of the run: those in its folder, and what is
+    missing, written now shard by shard.
+    """
     texts = [t for path in shards(request.folder) for t in read_shard(path)]
     done = sum(t.answer for t in texts)
     if done < request.tokens:

@@ -1,4 +1,6 @@
-"""How many drafts a check accepts on given greedy texts: exact, without running the target again."""
+"""How many drafts a check accepts on given greedy texts: exact,
+without running the target again.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ def acceptance(
 ) -> Acceptance:
     """What greedy speculative decoding of `texts` would accept with `drafts` drafts a check.
 
-    A greedy text is the same with and without drafts, so the check at a place accepts the drafts that are
-    the text's own next tokens. Rows of accepted drafts are re-fed with true hiddens, as in the engine.
+    A greedy text is the same with and without drafts, so the check at a place accepts the drafts
+    that are the text's own next tokens. Rows of accepted drafts are re-fed with true hiddens, as in
+    the engine.
     """
     checks, accepted = 0, [0] * drafts
     for text in texts:

@@ -23,7 +23,9 @@ class Rates:
 
 
 def orthogonal(update: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """The nearest orthogonal matrix of `update`, nearly: Newton-Schulz steps in bf16 (Jordan, Muon, 2024)."""
+    """The nearest orthogonal matrix of `update`, nearly: Newton-Schulz
+    steps in bf16 (Jordan, Muon, 2024).
+    """
     x = update.bfloat16()
     tall = x.shape[0] > x.shape[1]
     x = x.T.contiguous() if tall else x
@@ -36,7 +38,9 @@ def orthogonal(update: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 class Optimiser:
-    """Learned tensors by name, with what is remembered of their gradients; all of it can be stored."""
+    """Learned tensors by name, with what is remembered of their
+    gradients; all of it can be stored.
+    """
 
     def __init__(self, start: Mapping[str, torch.Tensor], rates: Rates) -> None:
         self.rates, self.step = rates, 0
@@ -67,7 +71,9 @@ class Optimiser:
         return float(torch.stack(parts).sum().sqrt())
 
     def _muon(self, name: str, weight: torch.Tensor, gradient: torch.Tensor, share: float) -> None:
-        """Nesterov momentum, made orthogonal, as large as a step of Adam is: 0.2 of the root-mean-square."""
+        """Nesterov momentum, made orthogonal, as large as a step of Adam
+        is: 0.2 of the root-mean-square.
+        """
         momentum = self.first[name].lerp_(gradient, 1 - self.rates.momentum)
         direction = orthogonal(gradient.lerp(momentum, self.rates.momentum))
         weight.sub_(direction, alpha=share * self.rates.matrices * 0.2 * max(weight.shape) ** 0.5)

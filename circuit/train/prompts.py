@@ -17,7 +17,9 @@ SUMS, LETTERS, LISTS = 0.09, 0.06, 0.07
 
 
 class Kind(Enum):
-    """Where a text begins: a request of ours, a request that the target makes up, a bare opening."""
+    """Where a text begins: a request of ours, a request that the
+    target makes up, a bare opening.
+    """
 
     REQUEST = "request"
     OWN = "own"
@@ -101,7 +103,9 @@ class Guard:
         self._grams = [grams(p) for p in prompts]
 
     def refuses(self, text: str) -> bool:
-        """True if a third of the shorter one's runs of five words are common to `text` and a prompt."""
+        """True if a third of the shorter one's runs of five words are
+        common to `text` and a prompt.
+        """
         own = grams(text)
         return any(
             len(own & known) >= SHARED * min(len(own), len(known)) for known in self._grams

@@ -1,7 +1,9 @@
-"""How a head's graph is read while it is trained: rows of many texts at once, and states with gradients.
+"""How a head's graph is read while it is trained: rows of many texts
+at once, and states with gradients.
 
-The graph is the one that is compiled. Only four ops have another body here: the two that touch the cache,
-because a training step needs the gradient through what it writes, and `linear` and `argmax`, for speed.
+The graph is the one that is compiled. Only four ops have another body here: the two that touch the
+cache, because a training step needs the gradient through what it writes, and `linear` and `argmax`,
+for speed.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from ir.ops.attention import BLOCK_ROWS
 
 
 class TextRows:
-    """Keys and values of a batch of texts [s, l, g, d], and those of the chains that drafts grow from.
+    """Keys and values of a batch of texts [s, l, g, d], and those of
+    the chains that drafts grow from.
 
-    Rows written before `branch` are true rows, of which each text has one per index. After it every row
-    given is the next one of its own chain: it is seen by that chain only, and `depth` counts them.
+    Rows written before `branch` are true rows, of which each text has one per index. After it every
+    row given is the next one of its own chain: it is seen by that chain only, and `depth` counts
+    them.
     """
 
     def __init__(self, texts: int, length: int) -> None:
@@ -68,7 +72,9 @@ class TextRows:
         self, q: torch.Tensor, text: torch.Tensor, index: torch.Tensor, scale: float,
         dtype: torch.dtype | None,
     ) -> torch.Tensor:  # fmt: skip
-        """Attention [m, h, d] of rows `index` of `text` over the true rows before their chain, and over it."""
+        """Attention [m, h, d] of rows `index` of `text` over the true rows
+        before their chain, and over it.
+        """
         rows, heads, dim = q.shape
         s, long, g = self.texts, self.length, self._keys.shape[1]
         at = (text.long(), (index - self.depth).long())
@@ -101,7 +107,8 @@ class TextRows:
 def training_readings(dtype: torch.dtype | None) -> Readings:
     """Bodies over `TextRows`; matrix products in `dtype` (None: in that of the rows).
 
-    Logits, the product with a matrix that is not learned, are left in `dtype`: they are the largest by far.
+    Logits, the product with a matrix that is not learned, are left in `dtype`: they are the largest
+    by far.
     """
 
     def write(cache: TextRows, k, v, slots):

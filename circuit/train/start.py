@@ -1,4 +1,6 @@
-"""The weights that training begins from: the target's last layer behind a linear guess of the next hidden."""
+"""The weights that training begins from: the target's last layer behind
+a linear guess of the next hidden.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,12 @@ def head_config(config: TargetConfig, scored: int) -> HeadConfig:
 def start_weights(
     config: TargetConfig, tensors: Stored, texts: Sequence[Written]
 ) -> dict[str, torch.Tensor]:
-    """Weights by name, f32. The stream is scaled to one, which the norms that read it do not notice.
+    """Weights by name, f32. The stream is scaled to one, which the
+    norms that read it do not notice.
 
-    `mtp.fc` is the ridge regression from token and hidden onto the next hidden; the layer's two outputs are
-    made small beside it. Hiddens are scaled per column, because a few columns dwarf the others.
+    `mtp.fc` is the ridge regression from token and hidden onto the next hidden; the layer's two
+    outputs are made small beside it. Hiddens are scaled per column, because a few columns dwarf the
+    others.
     """
     block = f"model.layers.{config.num_hidden_layers - 1}."
     names = [
@@ -67,7 +71,9 @@ def start_weights(
 def _ridge(
     texts: Sequence[Written], table: torch.Tensor, columns: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """The matrix [h, 2h] that takes normed token p + 1 and normed hidden p nearest to hidden p + 1."""
+    """The matrix [h, 2h] that takes normed token p + 1 and normed
+    hidden p nearest to hidden p + 1.
+    """
     width = table.shape[1]
     gram = torch.zeros(2 * width, 2 * width, dtype=torch.float64)
     cross = torch.zeros(2 * width, width, dtype=torch.float64)

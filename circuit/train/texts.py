@@ -18,7 +18,8 @@ SHARD = "texts-{:04d}.safetensors"
 
 @dataclass(frozen=True)
 class Written:
-    """One text: `ids` [n], the hiddens [n - 1, h] of all its rows but the last, where the answer begins.
+    """One text: `ids` [n], the hiddens [n - 1, h] of all its rows but
+    the last, where the answer begins.
 
     `greedy`: every token of the answer is the target's first choice.
     """

@@ -21,7 +21,9 @@ from proposers.mtp_program import CACHE, DRAFT_IDS, HEAD
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts side by side: `ids` [s, l], hiddens [s, l - 1, h], lengths and starts of answers [s]."""
+    """Texts side by side: `ids` [s, l], hiddens [s, l - 1, h],
+    lengths and starts of answers [s].
+    """
 
     ids: torch.Tensor
     hidden: torch.Tensor
@@ -45,7 +47,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Drafted:
-    """Step `number` (from 0) over the chains that live: pair key `key` + `number` of `text`, for each.
+    """Step `number` (from 0) over the chains that live: pair key `key`
+    + `number` of `text`, for each.
 
     `logits` [m, v], drafted `tokens` [m] and the text's own next ones `wanted` [m].
     """
@@ -72,8 +75,9 @@ class Visitor(Protocol):
 class Unroller:
     """Runs a head's own graphs over batches. The row of pair key p holds token p + 1 and hidden p.
 
-    Prompt rows only store keys and values. Each row of the answer begins a chain: its first step reads true
-    rows alone, and step j reads true rows up to where its chain began and the rows of the chain itself.
+    Prompt rows only store keys and values. Each row of the answer begins a chain: its first step
+    reads true rows alone, and step j reads true rows up to where its chain began and the rows of
+    the chain itself.
     """
 
     def __init__(self, binding: DraftBinding, dtype: torch.dtype | None = None) -> None:
@@ -101,7 +105,8 @@ class Unroller:
     ) -> None:  # fmt: skip
         """Visits up to `steps` steps of the batch under the head's weights `learned`.
 
-        `columns` are the scored ids that take part (None: all), by their place in the head's id map.
+        `columns` are the scored ids that take part (None: all), by their place in the head's id
+        map.
         """
         weights = {**self._fixed, HEAD: self._scores, **learned}
         if columns is not None:

@@ -32,7 +32,9 @@ class Writer:
     answer: int = 256
 
     def texts(self, seed: int, tokens: int, told: Callable[[int], None]) -> list[Written]:
-        """Texts with about `tokens` tokens of answers; `told(n)` hears of the tokens as they come."""
+        """Texts with about `tokens` tokens of answers; `told(n)`
+        hears of the tokens as they come.
+        """
         rng = random.Random(seed)
         found: list[Written] = []
         done, asked = 0, 0
@@ -87,7 +89,9 @@ class Writer:
 
 
 def usable(text: Text, start: int) -> Written | None:
-    """The text as it is learned from: cut where it goes round in circles; None if it says too little."""
+    """The text as it is learned from: cut where it goes round in
+    circles; None if it says too little.
+    """
     tokens = text.tokens[: circle(text.tokens)]
     if len(tokens) < SHORTEST_ANSWER:
         return None
@@ -97,7 +101,9 @@ def usable(text: Text, start: int) -> Written | None:
 
 
 def circle(tokens: list[int]) -> int:
-    """How many tokens are worth keeping: all, or those up to the first full round of a repetition."""
+    """How many tokens are worth keeping: all, or those up to the
+    first full round of a repetition.
+    """
     for end in range(LOOP, len(tokens) + 1):
         tail = tokens[end - LOOP : end]
         if any(tail[p:] == tail[:-p] for p in range(1, LONGEST_PERIOD + 1)):

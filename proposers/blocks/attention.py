@@ -25,9 +25,9 @@ from proposers.blocks.rows import Rows
 class AttentionShape:
     """Sizes and options of one attention block.
 
-    `gated`: q_proj holds, per head, `head_dim` query rows and then `head_dim` gate rows; the result of
-    attention is scaled by the sigmoid of the gate. `qk_norm`: queries and keys are normalised per head,
-    with weights `w + norm_offset`.
+    `gated`: q_proj holds, per head, `head_dim` query rows and then `head_dim` gate rows; the result
+    of attention is scaled by the sigmoid of the gate. `qk_norm`: queries and keys are normalised
+    per head, with weights `w + norm_offset`.
     """
 
     heads: int
@@ -55,7 +55,9 @@ def projected(scope: Scope, x: Any, name: str, bias: bool) -> Any:
 def write_keys(
     scope: Scope, shape: AttentionShape, prefix: str, state: str, x: Any, rows: Rows
 ) -> None:
-    """Stores keys and values of the normed rows `x` [m, n] in `state`: all that later rows need of them."""
+    """Stores keys and values of the normed rows `x` [m, n] in `state`:
+    all that later rows need of them.
+    """
     k = projected(scope, x, f"{prefix}.k_proj", shape.qkv_bias)
     v = projected(scope, x, f"{prefix}.v_proj", shape.qkv_bias)
     k, v = split_heads(k, heads=shape.kv_heads), split_heads(v, heads=shape.kv_heads)
@@ -68,7 +70,9 @@ def write_keys(
 
 
 def attend(scope: Scope, shape: AttentionShape, prefix: str, state: str, x: Any, rows: Rows) -> Any:
-    """The attention block's result [m, n] for normed rows `x` [m, n]; their keys and values are stored."""
+    """The attention block's result [m, n] for normed rows `x` [m, n];
+    their keys and values are stored.
+    """
     q = projected(scope, x, f"{prefix}.q_proj", shape.qkv_bias)
     write_keys(scope, shape, prefix, state, x, rows)
     q = split_heads(q, heads=shape.heads)

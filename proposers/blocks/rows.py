@@ -28,10 +28,12 @@ def blocks_for(rows: int) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """Index inputs of a program: `positions`, `row_sequence`, `indices`, `slots` [m]; `tables` [s, t].
+    """Index inputs of a program: `positions`, `row_sequence`,
+    `indices`, `slots` [m]; `tables` [s, t].
 
-    `indices` is a row's number in its sequence (-1: a padding row, which writes to the scratch block and
-    attends to nothing); `slots` is where its key and value go; `cos` and `sin` are the rotary tables.
+    `indices` is a row's number in its sequence (-1: a padding row, which writes to the scratch
+    block and attends to nothing); `slots` is where its key and value go; `cos` and `sin` are the
+    rotary tables.
     """
 
     positions: Any

@@ -1,1 +1,3 @@
-"""The rules of drafting: pure functions of counts, confidences and tables, parsed strictly at the edge."""
+"""The rules of drafting: pure functions of counts, confidences and
+tables, parsed strictly at the edge.
+"""

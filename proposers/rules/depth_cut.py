@@ -1,4 +1,6 @@
-"""D-Cut: which drafts of a batch are worth verifying, by the probability that their whole prefix holds."""
+"""D-Cut: which drafts of a batch are worth verifying, by the
+probability that their whole prefix holds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _STEPS = (0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class DepthCut:
-    """`ratio` of the drafts after the first stay (snapped to quarters); off beyond `max_sequences`."""
+    """`ratio` of the drafts after the first stay (snapped to
+    quarters); off beyond `max_sequences`.
+    """
 
     ratio: float = 0.75
     max_sequences: int = 8
@@ -31,8 +35,9 @@ class DepthCut:
     def retained(self, logprobs: Sequence[Sequence[float]], drafts: int) -> list[int]:
         """Drafts kept of each sequence, at least the first.
 
-        Draft j > 1 is worth the sum of its log-probabilities up to j; the best stay, ties by sequence and
-        then depth. A list of another length than `drafts` counts as certain: all zeros.
+        Draft j > 1 is worth the sum of its log-probabilities up to j; the best stay, ties by
+        sequence and then depth. A list of another length than `drafts` counts as certain: all
+        zeros.
         """
         count = len(logprobs)
         rows = [lp if len(lp) == drafts else [0.0] * drafts for lp in logprobs]

@@ -1,4 +1,6 @@
-"""The ladder: how many drafts a sequence may have, by how many sequences are active; and its cap."""
+"""The ladder: how many drafts a sequence may have, by how many
+sequences are active; and its cap.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ MOST_SEQUENCES = 128
 
 @dataclass(frozen=True)
 class Ladder:
-    """Steps (n_max, drafts) by ascending n_max. `pinned`: a person chose it, so the adaptive rung is off."""
+    """Steps (n_max, drafts) by ascending n_max. `pinned`: a person chose
+    it, so the adaptive rung is off.
+    """
 
     steps: tuple[tuple[int, int], ...] = ((4, 3), (8, 3), (16, 1), (32, 1))
     enabled: bool = True
@@ -22,7 +26,9 @@ class Ladder:
 
     @staticmethod
     def parse(text: str) -> Ladder:
-        """The pinned ladder written as `n_max:drafts` items in any order; one bad item refuses the whole."""
+        """The pinned ladder written as `n_max:drafts` items in any order;
+        one bad item refuses the whole.
+        """
         steps: dict[int, int] = {}
         for item in text.split(","):
             n_max, colon, drafts = (part.strip() for part in item.partition(":"))
@@ -38,8 +44,9 @@ class Ladder:
     def drafts(self, n_active: int, num_drafts: int) -> int:
         """Drafts for each of `n_active` sequences where `num_drafts` are wanted.
 
-        The step with the smallest n_max that is not below `n_active` decides (past the end: the last one);
-        its count is held between 1 and `num_drafts`. A disabled ladder gives `num_drafts`.
+        The step with the smallest n_max that is not below `n_active` decides (past the end: the
+        last one); its count is held between 1 and `num_drafts`. A disabled ladder gives
+        `num_drafts`.
         """
         if num_drafts <= 0 or not self.enabled:
             return max(num_drafts, 0)
@@ -63,7 +70,9 @@ class CapSource(Enum):
 def dispatch_cap(
     cli: int | None, model_default: int, ladder_enabled: bool
 ) -> tuple[int, CapSource]:
-    """(most sequences per speculative dispatch, its source); outside 1..128 from any source is refused."""
+    """(most sequences per speculative dispatch, its source); outside
+    1..128 from any source is refused.
+    """
     if cli is not None:
         cap, source = cli, CapSource.CLI
     elif model_default > 0:

@@ -1,4 +1,6 @@
-"""The rung table, and the adaptive rung that chooses between one and two drafts for mid-size batches."""
+"""The rung table, and the adaptive rung that chooses between one and
+two drafts for mid-size batches.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ PROBE_GAIN, PROBE_FLUSHES = 0.08, 2048
 
 
 def parse_rungs(text: str) -> tuple[tuple[int, int], ...]:
-    """(least active count, drafts) items of `min_active:drafts` text; must start at 1 and increase."""
+    """(least active count, drafts) items of `min_active:drafts`
+    text; must start at 1 and increase.
+    """
     rungs: list[tuple[int, int]] = []
     for item in text.split(","):
         low, colon, drafts = (part.strip() for part in item.partition(":"))
@@ -31,15 +35,18 @@ def parse_rungs(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def rung_drafts(rungs: tuple[tuple[int, int], ...], n_active: int) -> int:
-    """Drafts of the last rung whose least count is not above `n_active` (below the first: the first)."""
+    """Drafts of the last rung whose least count is not above
+    `n_active` (below the first: the first).
+    """
     return next((drafts for low, drafts in reversed(rungs) if low <= n_active), rungs[0][1])
 
 
 def token_ratio(p1: float, mean_accepted: float) -> float:
-    """Tokens per step with two drafts over tokens with one, from acceptance measured with two drafts.
+    """Tokens per step with two drafts over tokens with one, from
+    acceptance measured with two drafts.
 
-    `p1` is the share of first drafts accepted; with p2c = clamp((mean_accepted - p1) / p1, 0, 1), the chance
-    that the second draft holds once the first did, the ratio is 1 + p1 * p2c / (1 + p1).
+    `p1` is the share of first drafts accepted; with p2c = clamp((mean_accepted - p1) / p1, 0, 1),
+    the chance that the second draft holds once the first did, the ratio is 1 + p1 * p2c / (1 + p1).
     """
     if p1 <= 0:
         return 1.0
@@ -49,7 +56,9 @@ def token_ratio(p1: float, mean_accepted: float) -> float:
 
 @dataclass(frozen=True)
 class Rung:
-    """The adaptive rung's memory: averages of acceptance, the depth it is at, and when it last looked."""
+    """The adaptive rung's memory: averages of acceptance, the depth it
+    is at, and when it last looked.
+    """
 
     depth: int = 1
     fast_p1: float | None = None
@@ -59,7 +68,9 @@ class Rung:
     flushes: int = 0  # steps since then
 
     def observed(self, drafts: int, p1: float, mean_accepted: float) -> Rung:
-        """The memory after a step of `drafts` drafts with these acceptances; its depth may change."""
+        """The memory after a step of `drafts` drafts with these
+        acceptances; its depth may change.
+        """
         fast = _blend(self.fast_p1, p1, FAST)
         slow = _blend(self.slow_p1, p1, SLOW)
         if drafts < 2:
@@ -70,7 +81,9 @@ class Rung:
         return Rung(depth, fast, slow, accepted, slow, 0)
 
     def drafts(self, n_active: int, ladder_drafts: int, num_drafts: int) -> int:
-        """Drafts for this step: never below the ladder, two at most, only for batches of 9 to 16."""
+        """Drafts for this step: never below the ladder, two at most,
+        only for batches of 9 to 16.
+        """
         if n_active not in ADAPTIVE_WIDTHS or num_drafts < 2:
             return ladder_drafts
         return max(ladder_drafts, 2 if self.depth == 2 or self.probes() else 1)

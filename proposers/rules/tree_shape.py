@@ -1,4 +1,6 @@
-"""Shapes of draft trees: a spine with hedge leaves, their rows, and the path that a verify accepts."""
+"""Shapes of draft trees: a spine with hedge leaves, their rows, and
+the path that a verify accepts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ MAX_NODES = 7  # the root excluded: a verify has at most 8 rows
 
 @dataclass(frozen=True)
 class TreeShape:
-    """`counts[d]` nodes at depth d + 1: one continues the spine, the others are leaves beside it."""
+    """`counts[d]` nodes at depth d + 1: one continues the spine,
+    the others are leaves beside it.
+    """
 
     counts: tuple[int, ...]
 
@@ -69,7 +73,9 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class TreeRow:
-    """One row of a tree verify: its token, depth (root 0), and the row it continues (the root: itself)."""
+    """One row of a tree verify: its token, depth (root 0), and the row
+    it continues (the root: itself).
+    """
 
     token: int
     depth: int
@@ -96,10 +102,11 @@ def tree_rows(root: int, spine: Sequence[int], hedges: Sequence[Hedge]) -> tuple
 
 
 def accept_path(rows: Sequence[TreeRow], picks: Sequence[int]) -> tuple[list[int], int]:
-    """(accepted rows in order, the target's own token after them); `picks[r]` is its pick after row r.
+    """(accepted rows in order, the target's own token after them);
+    `picks[r]` is its pick after row r.
 
-    From the root the wanted token is the pick of the current row; the spine row of the next depth is tried,
-    then its hedges in order. A hedge ends the walk, and so does a depth without a match.
+    From the root the wanted token is the pick of the current row; the spine row of the next depth
+    is tried, then its hedges in order. A hedge ends the walk, and so does a depth without a match.
     """
     spine_len = sum(row.rank == 1 for row in rows) - 1
     path: list[int] = []

@@ -1,4 +1,6 @@
-"""The order of sequences in a batched verify, and the key under which its captured graph is kept."""
+"""The order of sequences in a batched verify, and the key under
+which its captured graph is kept.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _NO_FLAGS = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class CanonicalRule:
-    """Whether depths are re-paired with slots so that few distinct keys occur. `min_width` 0: always."""
+    """Whether depths are re-paired with slots so that few distinct
+    keys occur. `min_width` 0: always.
+    """
 
     enabled: bool = True
     min_width: int = CANONICAL_MIN_WIDTH
@@ -24,7 +28,9 @@ class CanonicalRule:
 def verify_batch_permutation(
     slots: Sequence[int], depths: Sequence[int], canonical: bool
 ) -> list[int]:
-    """The order of dispatch: by slot if canonical (depths unread), else deepest first, then by slot."""
+    """The order of dispatch: by slot if canonical (depths unread),
+    else deepest first, then by slot.
+    """
     assert len(slots) == len(depths), "one depth per slot"
     index = range(len(slots))
     if canonical:
@@ -37,8 +43,8 @@ def verify_batch_order(
 ) -> tuple[list[int], list[int]]:
     """(order of dispatch, depth of each in that order).
 
-    A canonical batch lays its depths, deepest first, onto ascending slots: a sequence may get another depth
-    than it asked for. Otherwise each sequence keeps its own.
+    A canonical batch lays its depths, deepest first, onto ascending slots: a sequence may get
+    another depth than it asked for. Otherwise each sequence keeps its own.
     """
     order = verify_batch_permutation(slots, depths, canonical)
     if canonical:
