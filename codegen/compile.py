@@ -18,7 +18,7 @@ from codegen.lower import Lowered, lower
 from codegen.plan import Plan, Space
 from codegen.planning import make_plan, weight_name
 from codegen.schedules import ScheduleBook, region_text
-from codegen.store import KernelStore
+from codegen.store import KernelStore, digest_of
 from ir.binding import Binding
 from ir.errors import Unmodelled
 from ir.format import Format, TensorType
@@ -165,11 +165,13 @@ def compile_binding(
     refuse(binding, emission.problems(lowered))
     uses = weight_uses(lowered, backend)
     layouts = {use.name: use.layout for use in uses}
+    included = sorted(backend.sources({}).items())  # what kernels call is part of what they compute
+    dialect = f"{backend.name}/{digest_of(*(text for _, text in included))[:16]}"
     plans, units = {}, {}
     defined: dict[str, Kernel] = {}
     for key in keys:
         regions = [(low, emission.kernel(low, layouts)) for low in lowered[key]]
-        plans[key] = make_plan(graphs[key], regions, layouts, backend.name)
+        plans[key] = make_plan(graphs[key], regions, layouts, dialect)
         wanted = {kernel.name: kernel for _, kernel in regions}
         new = [k for n, k in wanted.items() if n not in defined]
         known = [k for n, k in wanted.items() if n in defined]

@@ -54,7 +54,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The launches of one program in order. `outputs` maps output names to buffer numbers."""
+    """The launches of one program in order. `outputs` maps output names to buffer numbers.
+
+    `backend` is its name and a digest of the text that its kernels include.
+    """
 
     key: GraphKey
     backend: str

@@ -288,6 +288,19 @@ def test_plan_digests_name_no_machine(built, monkeypatch):
         assert part.facts[fact] not in text
 
 
+def test_what_kernels_include_is_part_of_the_digest(built, tmp_path, store, monkeypatch):
+    changed = CppBackend.sources
+
+    def sources(self, units):
+        return {name: text + "// changed" for name, text in changed(self, units).items()}
+
+    monkeypatch.setattr(CppBackend, "sources", sources)
+    other = load_artifact(build(tmp_path / "art", store, keys=(DECODE,))).part("target")
+    same = load_artifact(built).part("target").plan(DECODE)
+    assert other.plan(DECODE).launches == same.launches
+    assert other.plan(DECODE).digest != same.digest
+
+
 def test_loading_imports_nothing_heavy(built):
     script = (
         "import sys, pathlib\n"
