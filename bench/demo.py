@@ -44,7 +44,8 @@ def main() -> None:
     command("bench", given.out, "--peers", "eager,llama.cpp", "--keys", STEPS, "--runs", "9")
     command("show", given.out, "--format", "html", "-o", f"{given.out}.html")
     print(
-        f"\n{time.monotonic() - began:.0f} s; the artifact is in {given.out}, a page in {given.out}.html"
+        f"\n{time.monotonic() - began:.0f} s; the artifact is in {given.out}, a page in "
+        f"{given.out}.html"
     )
     raise SystemExit(0 if len(set(texts)) == 1 else 1)
 

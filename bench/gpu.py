@@ -210,7 +210,8 @@ def time_circuit(
     whole = median_ms(step, runner.device)
     return {
         "model": subject.name, "peer": "circuit", "key": str(key), "rows": key.rows,
-        "launches": len(runner.plan(key).launches), "bytes": moved, "ms_median": ms[0], "ms_min": ms[1],
+        "launches": len(runner.plan(key).launches), "bytes": moved, "ms_median": ms[0],
+        "ms_min": ms[1],
         "ms_max": ms[2], "step_ms": whole[0], "first_s": capture, "floor_ms": moved / rate / 1e6,
         "of_floor": moved / rate / 1e6 / ms[0],
     }  # fmt: skip
@@ -252,7 +253,8 @@ def time_peer(
     with torch.inference_mode():
         ms = median_ms(lambda: call(*tensors), device)
     return {
-        "model": subject.name, "peer": "torch.compile" if compiled else "torch eager", "key": str(key),
+        "model": subject.name, "peer": "torch.compile" if compiled else "torch eager",
+        "key": str(key),
         "rows": key.rows, "ms_median": ms[0], "ms_min": ms[1], "ms_max": ms[2],
         "first_s": time.perf_counter() - began,
     }  # fmt: skip
@@ -316,8 +318,10 @@ def peers(
 def table(record: dict) -> str:
     """The record as text."""
     lines = [
-        f"{record['device']}, torch {torch.__version__}; a copy moves {record['copy_gbs']:.0f} GB/s",
-        f"{'model':14} {'peer':14} {'key':12} {'launches':>8} {'ms':>9} {'min':>9} {'max':>9} {'step ms':>9} "
+        f"{record['device']}, torch {torch.__version__}; a copy moves {record['copy_gbs']:.0f} "
+        f"GB/s",
+        f"{'model':14} {'peer':14} {'key':12} {'launches':>8} {'ms':>9} {'min':>9} {'max':>9} "
+        f"{'step ms':>9} "
         f"{'MB':>8} {'floor ms':>9} {'of floor':>8}",
     ]  # fmt: skip
     for r in record["rows"]:

@@ -64,7 +64,8 @@ def head(device: torch.device, tiny: bool) -> Subject:
     embedding = vectors_and_matrices({"t": table}, device)["t"]
     ids = torch.arange(config.vocab_size, dtype=torch.int32, device=device) * 2
     weights = HeadWeights(Path("random"), contract, config, tensors, ids)
-    keys = (DECODE, VERIFY_4, GraphKey(Mode.BATCH, 4), GraphKey(Mode.BATCH, 16), GraphKey(Mode.CHAIN, 3),
+    keys = (DECODE, VERIFY_4, GraphKey(Mode.BATCH, 4), GraphKey(Mode.BATCH, 16),
+            GraphKey(Mode.CHAIN, 3),
             GraphKey(Mode.PREFILL, 32 if tiny else 256))  # fmt: skip
     side = TargetSide(embedding, embedding, {})
     binding = bind_head(weights, side, DraftOptions(context, keys, Format.BF16), format=Format.BF16)
@@ -83,7 +84,8 @@ def demo(device: torch.device, tiny: bool) -> Subject:
     n, ffn, vocab, heads, groups, dim = sizes
     config = TargetConfig(
         family=Family.LLAMA, hidden_size=n, intermediate_size=ffn, vocab_size=vocab,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups, head_dim=dim,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
+        head_dim=dim,
         rms_norm_eps=1e-5, rope=RopeSpec(1e5), max_position_embeddings=context,
         tie_word_embeddings=True,
     )  # fmt: skip

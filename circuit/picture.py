@@ -197,7 +197,10 @@ def _arena(view: PlanView, y: int) -> tuple[str, int]:
         width = (min(life.last, steps - 1) - life.first + 1) * column
         x, top = MARGIN + life.first * column, y + 22 + ARENA * life.offset / size
         height = max(ARENA * life.nbytes / size, 2)
-        tip = f"{life.name}: {amount(life.nbytes, 'B')} at {life.offset}, launches {life.first} to {life.last}"
+        tip = (
+            f"{life.name}: {amount(life.nbytes, 'B')} at {life.offset}, launches {life.first} to "
+            f"{life.last}"
+        )
         parts.append(_rect(x + 1, top + 0.5, width - 2, height - 1, colour, tip, round_=2))
         if width > 60 and height > 13:
             parts.append(

@@ -23,7 +23,8 @@ from ir.errors import CircuitError
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _BLOCKED = re.compile(
-    r"(#blocked\d*) = #ttg\.blocked<\{sizePerThread = \[\d+, (\d+)\], threadsPerWarp = \[\d+, (\d+)\], "
+    r"(#blocked\d*) = #ttg\.blocked<\{sizePerThread = \[\d+, (\d+)\], "
+    r"threadsPerWarp = \[\d+, (\d+)\], "
     r"warpsPerCTA = \[\d+, (\d+)\]"
 )
 _REDUCED = re.compile(

@@ -1,6 +1,6 @@
 """An artifact on disk: what was compiled, read back with every doubt about it refused.
 
-    manifest.json         schema, digests of every file, and per part its plans, states, weights and facts
+    manifest.json         schema, digests of files, and each part's plans, states, weights, facts
     weights.safetensors   packed weights, each aligned to 64 bytes or more; mapped, never copied
     PART/plans/KEY.json   canonical plans        PART/graphs/KEY.txt   the typed graphs, for people
     PART/kernels/         sources and built files
@@ -44,7 +44,10 @@ class SchemaMismatch(CircuitError):
 
 
 class FileChanged(CircuitError):
-    says = "{file} in the artifact {path} is not what was compiled: its {what} is {seen}, recorded is {expected}"
+    says = (
+        "{file} in the artifact {path} is not what was compiled: its {what} is {seen}, "
+        "recorded is {expected}"
+    )
     hint = "compile the model again; files of an artifact are not edited"
 
 

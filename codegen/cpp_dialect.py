@@ -99,7 +99,8 @@ class CppPrinter(Printer):
 
     def __init__(
         self, places: Mapping[str, Place], prefix: str = "t",
-        acc: Callable[[tuple[str, ...]], str] | None = None, known: Mapping[Expr, str] | None = None,
+        acc: Callable[[tuple[str, ...]], str] | None = None,
+        known: Mapping[Expr, str] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.places = places

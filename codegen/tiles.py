@@ -16,7 +16,8 @@ from ir.format import BLOCK, Format
 
 TYPES = {
     Format.F32: "tl.float32", Format.F16: "tl.float16", Format.BF16: "tl.bfloat16",
-    Format.F64: "tl.float64", Format.I32: "tl.int32", Format.I64: "tl.int64", Format.BOOL: "tl.int1",
+    Format.F64: "tl.float64", Format.I32: "tl.int32", Format.I64: "tl.int64",
+    Format.BOOL: "tl.int1",
 }  # fmt: skip
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "shr": ">>", "and": "&",

@@ -48,11 +48,14 @@ def attention(lowered: Lowered, schedule: TritonSchedule) -> Draft:
     holes = {
         "rows": d["m"], "group": per, "groups": d["g"], "heads": d["h"], "dims": d["d"],
         "dim_block": power(d["d"]), "dim_mask": f" & ({cut})" if cut else "", "chunk": CHUNK,
-        "span": SPAN, "spans": spans, "context": context, "place": place, "last": last, "sequence": sequence,
+        "span": SPAN, "spans": spans, "context": context, "place": place, "last": last,
+        "sequence": sequence,
         "sequences": d["s"], "width": d["t"], "blocks": d["b"], "queries": queries, "query": query,
-        "joint": min(16, power(spans)), "cache": lowered.direct["cache"].name, "tables": lowered.direct["tables"].name,
+        "joint": min(16, power(spans)), "cache": lowered.direct["cache"].name,
+        "tables": lowered.direct["tables"].name,
         "scale": repr(float(lowered.attributes["scale"])), "format": TYPES[result_format(lowered)],
-        "result": result, "stores": stores, "part": part, "scratch": "scratch", "counters": "counters",
+        "result": result, "stores": stores, "part": part, "scratch": "scratch",
+        "counters": "counters",
     }  # fmt: skip
     split = spans > 1
     return Draft(
@@ -96,8 +99,10 @@ def kv_write(lowered: Lowered, schedule: TritonSchedule) -> Draft:
             w.store(s, index, w.value(value))
     cache = lowered.direct["cache"]
     holes = {
-        "rows": d["m"], "groups": d["g"], "dims": d["d"], "dim_block": power(d["d"]), "loads": loads,
+        "rows": d["m"], "groups": d["g"], "dims": d["d"], "dim_block": power(d["d"]),
+        "loads": loads,
         "slot": slot, "slots": d["b"] * 16, "cache": cache.name, "k": texts[0], "v": texts[1],
-        "mask": f", mask={cut}" if cut else "", "stores": stores, "format": TYPES[cache.type.format],
+        "mask": f", mask={cut}" if cut else "", "stores": stores,
+        "format": TYPES[cache.type.format],
     }  # fmt: skip
     return Draft("kv_write", holes, (d["m"], d["g"]), 1)

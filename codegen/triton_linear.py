@@ -73,7 +73,8 @@ class _Linear:
             self.tiles()
         dtype = TYPES[result_format(self.lowered)]
         holes = {
-            "rows": self.m, "columns": s.columns, "tiles": s.tiles, "block": self.block, "before": before,
+            "rows": self.m, "columns": s.columns, "tiles": s.tiles, "block": self.block,
+            "before": before,
             "sums": list(sums.values()), "segments": parts, "results": results, "stores": stores,
             "after": after, "format": dtype, "unroll": s.unroll, "row_block": s.rows,
         }  # fmt: skip

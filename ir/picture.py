@@ -207,7 +207,8 @@ def _lanes(around: list[Flow], place: dict[int, int]) -> dict[Flow, int]:
 def _label(
     x: float, y: float, words: str, size: float = 11, colour: str = FAINT, more: str = ""
 ) -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' {more}>{escape(words)}</text>"
+    start = f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' {more}>"
+    return f"{start}{escape(words)}</text>"
 
 
 def _header(graph: Graph, name: str, column: list[Card]) -> str:

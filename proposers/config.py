@@ -115,8 +115,11 @@ class HeadConfig:
 
     def problems(self) -> list[str]:
         """Contradictions between the sizes, as sentences."""
-        found = [f"{f.name} is {getattr(self, f.name)}, which is not positive"
-                 for f in fields(self) if f.default is MISSING and not getattr(self, f.name) > 0]  # fmt: skip
+        found = [
+            f"{f.name} is {getattr(self, f.name)}, which is not positive"
+            for f in fields(self)
+            if f.default is MISSING and not getattr(self, f.name) > 0
+        ]
         if self.rope_theta < 0:
             found.append(f"rope_theta is {self.rope_theta}, which is negative")
         if not found and self.num_attention_heads % self.num_key_value_heads:

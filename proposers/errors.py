@@ -7,7 +7,10 @@ class HeadRefused(CircuitError):
     """A draft head cannot be used as it is."""
 
     says = "the draft head {path} cannot be used: {problem}"
-    hint = "give a head that was made for this target: one safetensors file, or a folder with mtp.* tensors"
+    hint = (
+        "give a head that was made for this target: one safetensors file, or a folder with "
+        "mtp.* tensors"
+    )
 
 
 class ForeignState(CircuitError):

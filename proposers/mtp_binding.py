@@ -119,7 +119,9 @@ def make_mtp_head(
         lambda: EagerRunner(binding, context=blocks_for(options.max_context) * BLOCK_ROWS),
         levers=levers, bind=bind,
         scored_ids=lambda: ids,
-        embedding_row=lambda token: unpacked(rows_of(table, torch.tensor([token])))[0].float().numpy(),
+        embedding_row=lambda token: (
+            unpacked(rows_of(table, torch.tensor([token])))[0].float().numpy()
+        ),
     )  # fmt: skip
 
 

@@ -19,7 +19,10 @@ class RunnerInUse(CircuitError):
 
 
 class CacheFull(CircuitError):
-    says = "the KV pool has {free} of its {blocks} blocks (16 rows each) free, but {wanted} more are needed"
+    says = (
+        "the KV pool has {free} of its {blocks} blocks (16 rows each) free, but {wanted} "
+        "more are needed"
+    )
     hint = "close or trim sequences that are finished, or open the runner with more blocks"
 
 

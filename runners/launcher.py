@@ -31,7 +31,10 @@ ELEMENTS = {
 
 class NoCudaDevice(CircuitError):
     says = "{name} is compiled for a CUDA device, and this machine has none that torch can use"
-    hint = "compile with `--backend cpp` for the processor, or run it where `torch.cuda.is_available()`"
+    hint = (
+        "compile with `--backend cpp` for the processor, or run it where "
+        "`torch.cuda.is_available()`"
+    )
 
 
 class DeviceTooOld(CircuitError):

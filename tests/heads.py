@@ -162,7 +162,9 @@ def save_qwen_folder(head: TinyHead, folder: Path, layers: int = 1, **changes) -
         "num_attention_heads": sizes.num_attention_heads,
         "num_key_value_heads": sizes.num_key_value_heads, "head_dim": sizes.head_dim,
         "rms_norm_eps": sizes.rms_norm_eps, "vocab_size": VOCAB, "mtp_num_hidden_layers": layers,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25,
+        },
     } | changes  # fmt: skip
     config = {"model_type": "qwen3_5", "text_config": text}
     (folder / "config.json").write_text(json.dumps(config))

@@ -97,7 +97,8 @@ def head_graph(
     rotary = int(c.head_dim * contract.partial_rotary)
     weights = {
         mtp_program.EMBEDDING: matrix(c.target_vocab_size, n, format),
-        mtp_program.HEAD: matrix(c.vocab_size, n, format), "mtp.fc.weight": matrix(n, 2 * n, format),
+        mtp_program.HEAD: matrix(c.vocab_size, n, format),
+        "mtp.fc.weight": matrix(n, 2 * n, format),
         "mtp.pre_fc_norm_embedding.weight": norm, "mtp.pre_fc_norm_hidden.weight": norm,
         "mtp.norm.weight": norm, **rope_types(rotary),
         **block_types(

@@ -335,7 +335,8 @@ def test_check_compares_every_program_and_sees_planted_faults(artifact):
     assert found["compared"]["equal_rows"] >= 2 * (32 + 2 + 3 + 4)
     assert all(all(seen.values()) and len(seen) == 2 for seen in found["faults"].values())
     assert {(p["part"], p["key"]) for p in found["programs"]} >= {
-        ("target", "VERIFY_4"), ("target", "PREFILL_256"), ("draft", "CHAIN_3"), ("draft", "BATCH_2"),
+        ("target", "VERIFY_4"), ("target", "PREFILL_256"), ("draft", "CHAIN_3"),
+        ("draft", "BATCH_2"),
     }  # fmt: skip
 
 

@@ -222,7 +222,10 @@ def test_rotary_tables_of_another_width_are_refused():
 
 @pytest.mark.parametrize("changes, said", [
     ({"hidden_size": ...}, "its config lacks hidden_size"),
-    ({"rope_parameters": {"rope_type": "yarn"}}, "its rope is scaled by 'yarn', which a head is not"),
+    (
+        {"rope_parameters": {"rope_type": "yarn"}},
+        "its rope is scaled by 'yarn', which a head is not",
+    ),
     ({"mtp_num_hidden_layers": 0}, "its config.json declares 0 MTP layers"),
     ({"attention_bias": True}, "its attention has biases"),
 ])  # fmt: skip

@@ -19,10 +19,12 @@ from ir.tensor import Format
 
 _CALLS = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
-    "floordiv": operator.floordiv, "mod": operator.mod, "shr": operator.rshift, "and": operator.and_,
+    "floordiv": operator.floordiv, "mod": operator.mod, "shr": operator.rshift,
+    "and": operator.and_,
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
     "max": max, "min": min, "neg": operator.neg, "rsqrt": lambda x: 1 / math.sqrt(x),
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)), "exp": math.exp, "log": math.log, "tanh": math.tanh,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)), "exp": math.exp, "log": math.log,
+    "tanh": math.tanh,
 }  # fmt: skip
 _REDUCTIONS = {"sum": sum, "max": max, "min": min}
 
@@ -70,7 +72,8 @@ def assert_printed_equals_body(op: Op, *tensors: torch.Tensor, **attributes) -> 
     for index in np.ndindex(*want.shape):
         got = evaluate(element, dict(zip(names, index)), buffers)
         assert torch.allclose(
-            torch.tensor(float(got)), want[index].double().float(), rtol=1e-2 if want.dtype.itemsize == 2
+            torch.tensor(float(got)), want[index].double().float(),
+            rtol=1e-2 if want.dtype.itemsize == 2
             else 1e-5, atol=1e-6, equal_nan=True,
         ), (op, index, got, want[index])  # fmt: skip
 

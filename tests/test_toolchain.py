@@ -22,7 +22,9 @@ from codegen.toolchain import (
 FLAGS = ["-O1", "-fPIC"]
 UNITS = {
     "one": '#include "shared.h"\nextern "C" int one() { return BASE + 1; }\n',
-    "two": '#include "shared.h"\nextern "C" int one(); extern "C" int two() { return one() + BASE; }\n',
+    "two": (
+        '#include "shared.h"\nextern "C" int one(); extern "C" int two() { return one() + BASE; }\n'
+    ),
 }
 HEADERS = {"shared.h": "#define BASE 40\n"}
 
@@ -127,7 +129,8 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
 
 
 def test_a_full_disk_is_one_sentence():
-    with pytest.raises(DiskFull, match="the disk is full while x is written"), writing("x"):  # noqa: SIM117
+    said = "the disk is full while x is written"
+    with pytest.raises(DiskFull, match=said), writing("x"):  # noqa: SIM117
         with open("/dev/full", "wb", buffering=0) as full:
             full.write(b"1")
     with pytest.raises(CannotWrite, match="x cannot be written"), writing("x"):

@@ -33,7 +33,8 @@ def folder(tmp_path_factory):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *letters])}
     model = checkpoints.make_model(
-        "llama", tied=True, seed=4, vocab_size=len(vocabulary), hidden_size=64, intermediate_size=96,
+        "llama", tied=True, seed=4, vocab_size=len(vocabulary), hidden_size=64,
+        intermediate_size=96,
         max_position_embeddings=1024,
     )  # fmt: skip
     checkpoints.save_folder(model, path)
@@ -49,7 +50,8 @@ def folder(tmp_path_factory):
 
 def arguments(folder, out, *more):
     return [
-        "train", str(folder), "-o", str(out), "--tokens", "500", "--steps", "3", "--batch-rows", "200",
+        "train", str(folder), "-o", str(out), "--tokens", "500", "--steps", "3", "--batch-rows",
+        "200",
         "--draft-vocab", "64", "--batch-columns", "48", "--json", *more,
     ]  # fmt: skip
 

@@ -74,7 +74,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("triton")
     model, head = tiny_model(folder / "model"), tiny_head(folder / "head.safetensors")
     done = run(
-        "compile", str(model), "--draft", str(head), "-o", str(folder / "out"), "--backend", "triton",
+        "compile", str(model), "--draft", str(head), "-o", str(folder / "out"), "--backend",
+        "triton",
         "--weights", "bf16", "--context", "64", "--batch", "2", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

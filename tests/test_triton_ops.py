@@ -288,7 +288,7 @@ def test_rope_and_the_write_to_the_cache(key: GraphKey) -> None:
 
 POINTWISE = {
     "silu": lambda s: silu_mul(s.input("a", 3, 33, format=BF16), s.input("b", 3, 33, format=BF16)),
-    "gate": lambda s: sigmoid_gate(s.input("a", 3, 33, format=BF16), s.input("b", 3, 33, format=BF16)),
+    "gate": lambda s: sigmoid_gate(*(s.input(n, 3, 33, format=BF16) for n in "ab")),
     "add": lambda s: add(s.input("a", 3, 33, format=BF16), s.input("b", 3, 33, format=BF16)),
     "bias": lambda s: add_bias(s.input("a", 3, 33, format=BF16), s.weight("bias")),
     "rows": lambda s: select_rows(s.input("a", 3, 33, format=BF16), s.input("i", 2)),
@@ -337,8 +337,10 @@ def test_regions_printed_from_bodies(name: str) -> None:
 
 def test_offsets_are_taken_in_64_bits() -> None:
     rows, vocabulary = 14136, 151936
-    case = Case(lambda s: s.output("y", embed(s.input("i", 1), s.weight("t"), working=BF16)),
-                {"t": torch.empty(1, 1, dtype=torch.bfloat16).expand(rows, vocabulary)})  # fmt: skip
+    table = torch.empty(1, 1, dtype=torch.bfloat16).expand(rows, vocabulary)
+    case = Case(
+        lambda s: s.output("y", embed(s.input("i", 1), s.weight("t"), working=BF16)), {"t": table}
+    )
     (low,) = case.lowered()
     backend = TritonBackend()
     source = backend.emit(low, TritonSchedule(warps=4), {}).source

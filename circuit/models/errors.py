@@ -11,7 +11,10 @@ class PathMissing(CheckpointError):
     """The path given as a model does not exist."""
 
     says = "{path} does not exist."
-    hint = "Give a GGUF file, a folder with config.json and safetensors, or a hub id such as owner/name."
+    hint = (
+        "Give a GGUF file, a folder with config.json and safetensors, or a hub id such as "
+        "owner/name."
+    )
 
 
 class NotAModel(CheckpointError):
@@ -67,7 +70,10 @@ class ConfigRefused(CheckpointError):
     """The configuration has keys that are unknown, missing, or set to what is not modelled."""
 
     says = "{path} is refused, {count} reason(s):{problems}"
-    hint = "Nothing is ignored silently: each key must be used, be known to be harmless, or hold an allowed value."
+    hint = (
+        "Nothing is ignored silently: each key must be used, be known to be harmless, or "
+        "hold an allowed value."
+    )
 
     def __init__(self, *, path, problems):
         self.problems = tuple(problems)
@@ -182,7 +188,10 @@ class ChatRefused(CheckpointError):
     """The chat template is absent, broken, or refuses the messages."""
 
     says = "The chat template cannot be rendered: {why}."
-    hint = "Pass plain text, or messages as a list of {{role, content}} records in the template's order."
+    hint = (
+        "Pass plain text, or messages as a list of {{role, content}} records in the "
+        "template's order."
+    )
 
 
 class HubUnavailable(CheckpointError):

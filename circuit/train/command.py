@@ -219,7 +219,8 @@ def _told(
 ) -> Record:
     shares = " / ".join(f"{share:.2f}" for share in found.shares)
     screen.say(
-        f"{request.out}: {training.progress.step} steps; on {len(training.held_out)} held-out texts "
+        f"{request.out}: {training.progress.step} steps; on {len(training.held_out)} held-out "
+        f"texts "
         f"{shares} accepted, {found.tokens_per_step:.2f} tokens per step"
     )
     return {

@@ -122,7 +122,7 @@ def _check(step: Pass, before: Graph, after: Graph) -> None:
     found = broken(after)
     if found is not None:
         rule, node = found
-        sentence = (rule.__doc__ or rule.__name__).split("\n")[0]
+        sentence = " ".join((rule.__doc__ or rule.__name__).split("\n\n")[0].split())
         raise _fail(step, sentence, node, before, after)
     lost = _interface(before).symmetric_difference(_interface(after))
     if lost:
