@@ -58,6 +58,7 @@ struct Q8_0 {
   template <int R, int B, int K, bool S>
   INLINE void sums(const uint8_t* p, const Row<K>* x, int kb, bool last, vi (&t)[R][B]) {
     constexpr size_t stride = panel<K>();
+    const uint8_t* f = ahead(p, last, (B - 1) * stride);
 #if WITH_VNNI
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int b = 0; b < B; b++) t[r][b] = v_int(-128 * x[r].sum[kb]);
@@ -65,7 +66,7 @@ struct Q8_0 {
       vi wv[B];
       UNROLL for (int b = 0; b < B; b++) {
         wv[b] = v_load_int(p + b * stride + g * 64);
-        fetch<S>(p + b * stride + g * 64, last, (B - 1) * stride);
+        fetch<S>(f + b * stride + g * 64);
       }
       UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int b = 0; b < B; b++)
@@ -85,7 +86,7 @@ struct Q8_0 {
       s[r][b][0] = s[r][b][1] = _mm256_setzero_si256();
     UNROLL for (int g = 0; g < 8; g++) UNROLL for (int b = 0; b < B; b++) {
       const uint8_t* q = p + b * stride + g * 64;
-      fetch<S>(q, last, (B - 1) * stride);
+      fetch<S>(f + b * stride + g * 64);
       UNROLL for (int h = 0; h < 2; h++) {
         __m256i w = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)q + h),
                                      _mm256_set1_epi8((char)0x80));
@@ -136,6 +137,7 @@ template <bool MINIMA> struct Q4 {
   template <int R, int B, int K, bool S>
   INLINE void sums(const uint8_t* p, const Row<K>* x, int kb, bool last, vi (&t)[R][B]) {
     constexpr size_t stride = panel<K>();
+    const uint8_t* f = ahead(p, last, (B - 1) * stride);
     constexpr int zero = MINIMA ? 0 : -8;
 #if WITH_VNNI
     UNROLL for (int r = 0; r < R; r++)
@@ -145,7 +147,7 @@ template <bool MINIMA> struct Q4 {
       UNROLL for (int b = 0; b < B; b++) {
         vi both = v_load_int(p + b * stride + g * 64);
         low[b] = nibbles(both, 0), high[b] = nibbles(both, 1);
-        fetch<S>(p + b * stride + g * 64, last, (B - 1) * stride);
+        fetch<S>(f + b * stride + g * 64);
       }
       UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < B; b++) {
         t[r][b] = dot4(t[r][b], low[b], x[r].q + kb * 32 + g * 4);
@@ -169,7 +171,7 @@ template <bool MINIMA> struct Q4 {
       s[r][b][0] = s[r][b][1] = _mm256_setzero_si256();
     UNROLL for (int g = 0; g < 4; g++) UNROLL for (int b = 0; b < B; b++) {
       const uint8_t* q = p + b * stride + g * 64;
-      fetch<S>(q, last, (B - 1) * stride);
+      fetch<S>(f + b * stride + g * 64);
       UNROLL for (int h = 0; h < 2; h++) {
         __m256i both = _mm256_loadu_si256((const __m256i*)q + h);
         __m256i low = _mm256_and_si256(both, mask);

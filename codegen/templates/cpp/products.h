@@ -2,11 +2,16 @@
 // of a vector are outputs, and each output is one chain of additions over k, whatever R and B.
 #pragma once
 
-// Where weights are read once (S), asks for the line that this stream reads `AHEAD` bytes later; past
-// the end of a panel the stream goes on B panels further.
+// Where weights are read once (S), `fetch` asks for a line that the stream reads `AHEAD` bytes later;
+// past the end of a panel (`last`) the stream goes on `jump` bytes further.
 static constexpr size_t AHEAD = 2048;
-template <bool S> INLINE void fetch(const uint8_t* p, bool last, size_t jump) {
-  if (S) __builtin_prefetch(p + (last ? AHEAD + jump : AHEAD), 0, 2);
+INLINE const uint8_t* ahead(const uint8_t* p, bool last, size_t jump) {
+  size_t distance = last ? AHEAD + jump : AHEAD;
+  __asm__("" : "+r"(distance));  // one register serves all lines of a step
+  return p + distance;
+}
+template <bool S> INLINE void fetch(const uint8_t* p) {
+  if (S) __builtin_prefetch(p, 0, 2);
 }
 
 // f32: panel [K][16].
@@ -22,10 +27,11 @@ struct F32 {
     clear(acc);
     for (int k = 0; k < K; k++) {
       vf wv[B];
+      const uint8_t* p = w + (size_t)k * 64;
+      const uint8_t* f = ahead(p, k >= K - (int)(AHEAD / 64), (B - 1) * panel<K>());
       UNROLL for (int b = 0; b < B; b++) {
-        const uint8_t* p = w + b * panel<K>() + (size_t)k * 64;
-        wv[b] = v_load((const float*)p);
-        fetch<S>(p, k >= K - (int)(AHEAD / 64), (B - 1) * panel<K>());
+        wv[b] = v_load((const float*)(p + b * panel<K>()));
+        fetch<S>(f + b * panel<K>());
       }
       UNROLL for (int r = 0; r < R; r++) {
         vf xb = v_set(x[r].x[k]);
@@ -89,10 +95,11 @@ struct Bf16 {
     constexpr int pairs = (K + 1) / 2;
     for (int k = 0; k < pairs; k++) {
       Pair wv[B];
+      const uint8_t* p = w + (size_t)k * 64;
+      const uint8_t* f = ahead(p, k >= pairs - (int)(AHEAD / 64), (B - 1) * panel<K>());
       UNROLL for (int b = 0; b < B; b++) {
-        const uint8_t* p = w + b * panel<K>() + (size_t)k * 64;
-        wv[b] = pair(p);
-        fetch<S>(p, k >= pairs - (int)(AHEAD / 64), (B - 1) * panel<K>());
+        wv[b] = pair(p + b * panel<K>());
+        fetch<S>(f + b * panel<K>());
       }
       UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int b = 0; b < B; b++) acc[r][b] = dot(acc[r][b], wv[b], x[r].x + 2 * k);
