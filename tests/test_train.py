@@ -112,6 +112,14 @@ def test_divergence_is_the_cross_entropy_and_so_is_its_gradient():
     torch.testing.assert_close(logits.grad, other.grad)
 
 
+def test_a_strict_teacher_insists_on_its_first_choice():
+    teacher = Teacher(torch.ones(4), 1e-5, torch.randn(9, 4))
+    hidden = torch.randn(3, 4)
+    soft, hard = teacher.distribution(hidden), teacher.strict().distribution(hidden)
+    choice = torch.nn.functional.one_hot(soft.argmax(-1), 9)
+    torch.testing.assert_close(hard, 0.5 * soft + 0.5 * choice)
+
+
 def lesson_of(tiny, batch):
     rows = tiny.side.lm_head[tiny.weights.draft_ids.long()]
     return Lesson(Teacher(torch.ones(heads.HIDDEN), 1e-5, rows), batch)

@@ -128,10 +128,10 @@ class Training:
 
     def _learn(self, batch: Batch) -> tuple[float, list[list[int]]]:
         """One update; loss, and drafts and right drafts by step."""
-        columns = None
+        columns, teacher = None, self.teacher.strict()
         if not self.plan.ending(self.progress.step):
             columns = self.columns.pick(batch.ids, self.progress.step)
-        teacher = self.teacher if columns is None else self.teacher.over(columns)
+            teacher = self.teacher.over(columns)
         lesson = Lesson(teacher, batch)
         learned = {
             n: w.to(self.teacher.rows.dtype) if w.ndim == 2 else w

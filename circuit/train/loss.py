@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.functional import linear
 
 from circuit.train.unroll import Batch, Drafted
-from ir.ops import linear, rms_norm
+from ir.ops import rms_norm
 
 STEP_WEIGHTS = (1.0, 0.8, 0.6)
+LAST_FIRST_CHOICE = 0.5
 
 
 class _Divergence(torch.autograd.Function):
@@ -42,21 +44,35 @@ def divergence(logits: torch.Tensor, wanted: torch.Tensor, weight: float) -> tor
 
 @dataclass(frozen=True)
 class Teacher:
-    """The target after its last layer: the final norm and the rows of its head that the draft scores."""
+    """The target after its last layer: the final norm and the rows of its head that the draft scores.
+
+    `first_choice` is the share of the lesson that is its first choice alone: greedy acceptance asks for
+    that token, however sure the target is of it.
+    """
 
     norm: torch.Tensor
     eps: float
     rows: torch.Tensor
+    first_choice: float = 0.0
 
     def over(self, columns: torch.Tensor) -> Teacher:
         """The teacher of some of the scored ids."""
         return replace(self, rows=self.rows[columns])
 
+    def strict(self) -> Teacher:
+        """The teacher of the last part of a run."""
+        return replace(self, first_choice=LAST_FIRST_CHOICE)
+
     @torch.no_grad()
     def distribution(self, hidden: torch.Tensor) -> torch.Tensor:
         """The distributions [m, v] of the token after each row of `hidden`, in the format of `rows`."""
         normed = rms_norm(hidden.float(), self.norm, eps=self.eps)
-        return linear(normed, self.rows).softmax(-1).to(self.rows.dtype)
+        mass = linear(normed.to(self.rows.dtype), self.rows).float().softmax(-1)
+        if self.first_choice:
+            best = mass.argmax(-1, keepdim=True)
+            mass = mass.mul_(1 - self.first_choice)
+            mass.scatter_add_(-1, best, torch.full_like(best, self.first_choice, dtype=mass.dtype))
+        return mass.to(self.rows.dtype)
 
 
 class Lesson:

@@ -37,7 +37,7 @@ class Plan:
         return max(1, self.steps * 3 // 10)
 
     def ending(self, step: int) -> bool:
-        """True in the last part of the run, which learns greedy texts over all scored ids."""
+        """True in the last part of the run: greedy texts, all scored ids, a strict teacher."""
         return step >= self.steps - self.falling
 
     def share(self, step: int) -> float:
