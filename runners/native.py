@@ -111,6 +111,7 @@ class NativeRunner(DraftRunner):
         }
         self.pool = KvPool(states, part.context)
         self._plans: dict[GraphKey, Plan] = {}
+        self._inputs: dict[GraphKey, dict[str, TensorType]] = {}
         self._loaded: dict[GraphKey, Loaded] = {}
         self._memory: dict[str, np.ndarray] = {}
         self._own_team = team is None
@@ -127,7 +128,10 @@ class NativeRunner(DraftRunner):
 
     def inputs(self, key: GraphKey) -> dict[str, TensorType]:
         """Name -> type of the inputs of `key`."""
-        return {n: b.type for n, b in self.plan(key).named(Space.INPUT).items()}
+        if key not in self._inputs:
+            buffers = self.plan(key).named(Space.INPUT)
+            self._inputs[key] = {name: buffer.type for name, buffer in buffers.items()}
+        return self._inputs[key]
 
     def preload(self, keys: Iterable[GraphKey] | None = None) -> None:
         """Resolves programs before their first step; every served one when `keys` is None."""

@@ -30,6 +30,8 @@ def index_inputs(runner: Runner, key: GraphKey, lanes: Sequence[Lane]) -> dict[s
     types = runner.inputs(key)
     sequences, width = types["tables"].shape
     (rows,) = types["indices"].shape
+    if sequences == len(lanes) == 1 and lanes[0].count == rows:
+        return _one_sequence(lanes[0], width)
     tables = np.zeros((sequences, width), np.int32)
     indices = np.full(rows, -1, np.int32)
     positions, owner = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
@@ -46,6 +48,17 @@ def index_inputs(runner: Runner, key: GraphKey, lanes: Sequence[Lane]) -> dict[s
     return {"tables": tables, "row_sequence": owner, "indices": indices, "positions": positions}
 
 
+def _one_sequence(lane: Lane, width: int) -> dict[str, np.ndarray]:
+    """The inputs of a step that is filled by one sequence."""
+    first, position, count = lane.first, lane.position, lane.count
+    return {
+        "tables": lane.lease.table(width)[None],
+        "row_sequence": np.zeros(count, np.int32),
+        "indices": np.arange(first, first + count, dtype=np.int32),
+        "positions": np.arange(position, position + count, dtype=np.int32),
+    }
+
+
 def padded(values: np.ndarray, rows: int) -> np.ndarray:
     """`values` [k, ...] with zero rows after them, [rows, ...]."""
     if len(values) == rows:
@@ -56,7 +69,10 @@ def padded(values: np.ndarray, rows: int) -> np.ndarray:
 
 
 def writing_key(runner: Runner, rows: int) -> GraphKey:
-    """The narrowest program that takes in `rows` rows of one sequence, else the widest there is."""
+    """The narrowest program that takes in `rows` rows of one sequence, else the widest there is.
+
+    What suits a draft head, whose PREFILL computes keys and values only.
+    """
     modes = (Mode.PREFILL, Mode.VERIFY, Mode.DECODE)
     fitting = [key for mode in modes if (key := runner.fitting(mode, rows)) is not None]
     if fitting:
