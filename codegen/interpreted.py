@@ -31,7 +31,15 @@ def round_as_hardware() -> None:
     def dot(self, a, b, d, *options):
         return plain_dot(self, *(_widened(interpreter, tl, x) for x in (a, b)), d, *options)
 
+    plain_patch = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        """Bounds of loops may be arrays of one element, which numpy 2.4 no longer turns into integers."""
+        plain_patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
     converted.rounds = True
+    interpreter._patch_lang_tensor = patch
     interpreter._convert_float = converted
     interpreter.InterpreterBuilder.create_dot = dot
 
