@@ -209,9 +209,12 @@ class TileWriter:
     # -- one method per kind of expression ---------------------------------------------------------
 
     def _const(self, e: Expr) -> str:
+        text = repr(e.payload)
         if isinstance(e.payload, float) and not math.isfinite(e.payload):
-            return f'float("{e.payload}")'
-        return repr(e.payload)
+            text = f'float("{e.payload}")'
+        if e.format in (Format.BF16, Format.F16):  # a bare number would be taken as f32 or i32
+            return f"tl.full((1, 1), {text}, tl.float32).to({TYPES[e.format]})"
+        return text
 
     def _var(self, e: Expr) -> str:
         return self.axes[e.payload[0]].text
