@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,12 @@ def feed(
     if "last_row" in made:
         made["last_row"][0] = len(rows) - 1
     return made
+
+
+def in_order(keys: Iterable[GraphKey]) -> list[GraphKey]:
+    """Keys by mode, in the order in which modes are declared, then by rows."""
+    modes = list(Mode)
+    return sorted(keys, key=lambda key: (modes.index(key.mode), key.rows))
 
 
 def parse_keys(given: str | None) -> frozenset[GraphKey] | None:

@@ -59,6 +59,11 @@ class Loaded:
         return Tokenizer.from_json(path, path.read_text("utf-8"), self.recipe.config)
 
     @property
+    def parts(self) -> dict[str, Part]:
+        """The artifact's parts by name, the target first."""
+        return {name: self.artifact.part(name) for name in (TARGET, *self.draft_parts)}
+
+    @property
     def draft_parts(self) -> tuple[str, ...]:
         """Names of the parts that hold the modules of the draft head."""
         count = len(self.recipe.heads)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from circuit.feed import in_order
 from circuit.picture import PlanView, amount, picture
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def _programs(loaded: Loaded) -> str:
         (part.name, str(key), len(plan.launches), amount(sum(n.bytes for n in plan.launches), "B"),
          amount(sum(n.flops for n in plan.launches), "flop"), amount(plan.arena_bytes, "B"),
          plan.digest[:12])
-        for part in loaded.artifact.parts.values()
-        for key in sorted(part.keys)
+        for part in loaded.parts.values()
+        for key in in_order(part.keys)
         for plan in [part.plan(key)]
     ]  # fmt: skip
     return _table(("part", "program", "launches", "moves", "computes", "arena", "digest"), rows)

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from circuit import options
+from circuit.feed import in_order
+from circuit.loaded import Loaded
 from circuit.options import BadOption
 from circuit.recipe import HEAD, TOKENIZER, Choices, HeadRecord, Origin, Recipe
-from circuit.report import Record, Report, Screen, UsageError, table
+from circuit.report import Record, Report, Screen, UsageError
 from circuit.sources import head_source, model_source
 
 if TYPE_CHECKING:
     from circuit.models.checkpoint import Checkpoint
-    from codegen.artifact import Artifact
+    from codegen.artifact import Part
+    from ir.key import GraphKey
     from proposers.weights import HeadWeights
 
 DEFAULT_CONTEXT = 2048
@@ -154,24 +157,22 @@ def make_recipe(
 
 def _finished(path: Path, seconds: float, request: CompileRequest, screen: Screen) -> Record:
     """The record of a finished compile, told to the person as well, checked if that was asked for."""
-    from codegen.artifact import load_artifact
-
-    artifact = load_artifact(path)
+    loaded = Loaded.read(path)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     record: dict[str, object] = {
         "path": str(path),
         "seconds": round(seconds, 3),
         "bytes": size,
-        "digest": artifact.manifest["digest"],
-        "parts": {name: _part(artifact, name) for name in artifact.parts},
+        "digest": loaded.digest,
+        "parts": {name: _part(part) for name, part in loaded.parts.items()},
     }
     rows = [
-        [name, str(key), str(len(plan.launches)), f"{plan.arena_bytes / 1e6:.2f}"]
-        for name, part in artifact.parts.items()
-        for key in part.keys
-        for plan in [part.plan(key)]
+        [name, ", ".join(str(k) for k in keys), str(launches)]
+        for name, part in loaded.parts.items()
+        for launches, keys in _by_launches(part).items()
     ]
-    screen.say(table(["part", "program", "launches", "arena MB"], rows))
+    for name, programs, launches in rows:
+        screen.say(f"{name}: {launches} launches a step in {programs}")
     screen.say(f"{path}: {size / 1e6:.0f} MB in {seconds:.1f} s")
     if request.check:
         from circuit.check import check_artifact
@@ -181,7 +182,14 @@ def _finished(path: Path, seconds: float, request: CompileRequest, screen: Scree
     return record
 
 
-def _part(artifact: Artifact, name: str) -> dict[str, object]:
-    part = artifact.part(name)
-    launches = {str(key): len(part.plan(key).launches) for key in part.keys}
+def _part(part: Part) -> dict[str, object]:
+    launches = {str(key): len(part.plan(key).launches) for key in in_order(part.keys)}
     return {"digest": part.digest, "launches": launches, "facts": dict(part.facts)}
+
+
+def _by_launches(part: Part) -> dict[int, list[GraphKey]]:
+    """Number of launches -> the programs that have it."""
+    found: dict[int, list[GraphKey]] = {}
+    for key in in_order(part.keys):
+        found.setdefault(len(part.plan(key).launches), []).append(key)
+    return found

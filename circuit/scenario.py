@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from circuit.compare import as_numbers
-from circuit.feed import Row, feed
+from circuit.feed import Row, feed, in_order
 from ir.key import DECODE, GraphKey, Mode
 from runners.base import Runner
 from runners.kv import BLOCK_ROWS, Lease
@@ -53,7 +53,7 @@ def walk(runner: Runner, script: Script, keys: Collection[GraphKey]) -> Iterator
         prefill = runner.fitting(Mode.PREFILL, PREFIX)
         assert prefill is not None, "every part has a program for prompts"
         yield _rows(runner, script, prefill, lease, range(PREFIX))
-        for key in sorted(keys, key=str):
+        for key in in_order(keys):
             if key.mode is Mode.BATCH:
                 yield batch(runner, script, key, lease)
             elif key.mode is not Mode.PREFILL:

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from circuit.feed import in_order
 from circuit.loaded import Loaded
 from circuit.options import BadOption
 from circuit.picture import PlanView
@@ -80,10 +81,10 @@ def show_artifact(request: ShowRequest, screen: Screen) -> Record:
 
 def _parts(loaded: Loaded, request: ShowRequest) -> list[Part]:
     """The parts that have the program; BadOption if none has it."""
-    named = [loaded.artifact.part(request.part)] if request.part else loaded.artifact.parts.values()
+    named = [loaded.artifact.part(request.part)] if request.part else loaded.parts.values()
     found = [part for part in named if request.key in part.keys]
     if not found:
-        served = sorted({str(k) for part in named for k in part.keys})
+        served = sorted({str(k) for part in named for k in in_order(part.keys)})
         raise BadOption(
             name="--key", given=str(request.key), problem="no part has this program",
             advice=f"There are {', '.join(served)}.",
@@ -161,8 +162,8 @@ def text_page(loaded: Loaded, parts: list[Part], key: GraphKey) -> str:
     rows = [
         [part.name, str(k), str(len(plan.launches)), f"{amount(sum(n.bytes for n in plan.launches))}B",
          f"{amount(sum(n.flops for n in plan.launches))}flop", f"{amount(plan.arena_bytes)}B"]
-        for part in loaded.artifact.parts.values()
-        for k in sorted(part.keys)
+        for part in loaded.parts.values()
+        for k in in_order(part.keys)
         for plan in [part.plan(k)]
     ]  # fmt: skip
     blocks = [table(["part", "program", "launches", "moves", "computes", "arena"], rows)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from circuit.bench.rounds import Contender
-from circuit.feed import Feed, Row, feed
+from circuit.feed import Feed, Row, feed, in_order
 from circuit.loaded import Loaded
 from circuit.recipe import TARGET
 from ir.key import GraphKey, Mode
@@ -72,7 +72,7 @@ def steps_of(
     loaded: Loaded, part: str, runner: Runner, keys: frozenset[GraphKey] | None
 ) -> list[Step]:
     """The steps of a part in the order of their keys, over one lease that the runner keeps."""
-    wanted = sorted(k for k in runner.keys if keys is None or k in keys)
+    wanted = in_order(k for k in runner.keys if keys is None or k in keys)
     if not wanted:
         return []
     lease = runner.pool.lease()

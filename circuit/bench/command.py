@@ -12,7 +12,7 @@ from circuit.bench.bandwidth import Reader
 from circuit.bench.circuit_peer import CIRCUIT, circuit_contenders
 from circuit.bench.peers import PEERS, peer_contenders
 from circuit.bench.rounds import Timing, timed
-from circuit.feed import parse_keys
+from circuit.feed import in_order, parse_keys
 from circuit.loaded import Loaded
 from circuit.options import BadOption
 from circuit.report import Record, Screen, table
@@ -98,8 +98,8 @@ def machine(threads: int) -> dict[str, object]:
 def step_bytes(loaded: Loaded) -> dict[str, dict[str, int]]:
     """Bytes that each program of each part moves at least: weights, states and values, each once."""
     return {
-        name: {str(k): sum(n.bytes for n in part.plan(k).launches) for k in part.keys}
-        for name, part in loaded.artifact.parts.items()
+        name: {str(k): sum(n.bytes for n in part.plan(k).launches) for k in in_order(part.keys)}
+        for name, part in loaded.parts.items()
     }
 
 

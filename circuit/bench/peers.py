@@ -11,6 +11,7 @@ from circuit import options
 from circuit.bench.circuit_peer import HELD, PROMPT, label_of, random_ids, steps_of
 from circuit.bench.llama_peer import LLAMA, LlamaModel, is_installed
 from circuit.bench.rounds import Contender
+from circuit.feed import in_order
 from circuit.recipe import TARGET
 from codegen.artifact import file_digest
 from ir.key import DECODE, GraphKey, Mode
@@ -112,7 +113,7 @@ def _llama(loaded: Loaded, request: BenchRequest, report: Report) -> Found:
     ids = [int(i) for i in random_ids(loaded.recipe.config.vocab_size, HELD + PROMPT)]
     weights = loaded.recipe.choices.weights
     wanted = loaded.artifact.part(TARGET).keys
-    for key in sorted(k for k in wanted if request.keys is None or k in request.keys):
+    for key in in_order(k for k in wanted if request.keys is None or k in request.keys):
         if key in (DECODE, *VERIFIES):
             call = _llama_step(model, ids, key.rows)
             found.contenders.append(Contender(LLAMA, weights, str(key), key.rows, call))
