@@ -77,7 +77,7 @@ class Loaded:
     def runners(self, threads: int | None = None, *, sequences: int = 1) -> Opened:
         """A runner of compiled programs for each part, with room for `sequences` contexts, and the call that
         frees what they share."""
-        parts = self.artifact.parts
+        parts = self.parts
         blocks = {n: 1 + sequences * -(-p.context // 16) for n, p in parts.items()}
         return RUNNERS[self.recipe.choices.backend](parts, threads, blocks)
 
