@@ -182,6 +182,12 @@ def generate(
         int, typer.Option("--drafts", min=1, max=3, help="Tokens guessed ahead of each check.")
     ] = 3,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Leave the draft head out.")] = False,
+    lookup: Annotated[
+        bool,
+        typer.Option(
+            help="Draft from the text itself where it repeats; the head drafts elsewhere."
+        ),
+    ] = True,
     eager: Annotated[
         bool, typer.Option("--eager", help="Interpret the same programs with torch instead.")
     ] = False,
@@ -199,7 +205,7 @@ def generate(
 
         request = GenerateRequest(
             folder=folder, prompt=prompt, chat=chat, max_tokens=max_tokens,
-            drafts=0 if no_draft else drafts, eager=eager, ignore_eos=ignore_eos, threads=threads,
+            drafts=0 if no_draft else drafts, lookup=lookup, eager=eager, ignore_eos=ignore_eos, threads=threads,
         )  # fmt: skip
         return generate_text(request, screen)
 

@@ -35,6 +35,7 @@ class GenerateRequest:
     chat: bool
     max_tokens: int
     drafts: int
+    lookup: bool
     eager: bool
     ignore_eos: bool
     threads: int | None
@@ -91,7 +92,9 @@ def _run(
         parts.append(text)
         screen.stream(text)
 
-    with engine.generate(prompt, request.max_tokens, drafts=drafts, stop=stop) as generation:
+    with engine.generate(
+        prompt, request.max_tokens, drafts=drafts, stop=stop, lookup=request.lookup
+    ) as generation:
         for step in generation:
             show(stream.push(*step.tokens))
         show(stream.finish())
@@ -109,6 +112,7 @@ def _run(
         "mean_accepted_length": counted.mean_accepted_length,
         "plan_digest": loaded.artifact.part(TARGET).digest,
         "drafts": drafts,
+        "looked_up_steps": counted.looked_up,
         "eager": request.eager,
         "prompt_tokens": counted.prompt_tokens,
         "prompt_seconds": counted.prompt_seconds,

@@ -30,6 +30,7 @@ from proposers.base import DraftProposer, Drafts
 from proposers.config import StreamPoint
 from proposers.errors import BadRequest
 from proposers.levers import ModelLevers, TrimPolicy
+from proposers.lookup import Lookup
 from proposers.mtp_binding import make_mtp_head
 from proposers.mtp_program import CACHE
 from proposers.options import DraftOptions, head_keys
@@ -250,9 +251,38 @@ def test_a_head_never_changes_the_text(target, plain, policy, prefill):
         assert head.runner.pool.owners == 0
 
 
+class EveryOther(Lookup):
+    """Copies the text that is known to follow, in every other step."""
+
+    def __init__(self, prompt, plain):
+        super().__init__()
+        self.known, self.count, self.asked = [*prompt, *plain], len(prompt), 0
+
+    def extend(self, tokens):
+        if hasattr(self, "count"):
+            self.count += len(tokens)
+
+    def drafts(self, count):
+        self.asked += 1
+        return self.known[self.count : self.count + count] if self.asked % 2 else ()
+
+
+def test_copied_drafts_never_change_the_text_and_are_counted(target, plain):
+    engine, _, _ = headed(target)
+    assert run(engine, 100, drafts=3, lookup=True).tokens == plain
+    generation = engine.generate(PROMPT, 33, drafts=3)
+    generation._lookup = EveryOther(PROMPT, plain)
+    steps = [len(step.tokens) for step in generation]
+    assert generation.tokens == plain[:33]
+    copied = steps[1::2]  # the first step is the prompt's own
+    assert copied[:-1] == [4] * (len(copied) - 1)
+    assert generation.statistics.looked_up == len(copied)
+
+
 @pytest.mark.parametrize("policy", [TrimPolicy.KV_EXACT, TrimPolicy.REFEED])
 @pytest.mark.parametrize("rights", [[[True, True, False], [False] * 3, [True] * 3], None])
-def test_drafter_rows_are_those_of_a_fresh_replay(target, plain, policy, rights):
+@pytest.mark.parametrize("copying", [False, True])
+def test_drafter_rows_are_those_of_a_fresh_replay(target, plain, policy, rights, copying):
     """After any history the drafter holds exactly the rows that the
     text and the true hiddens make.
     """
@@ -267,6 +297,7 @@ def test_drafter_rows_are_those_of_a_fresh_replay(target, plain, policy, rights)
     original = engine.target.rows
     engine.target.rows = lambda *a: (s := original(*a), kept.append(np.array(s.hidden)))[0]
     generation = engine.generate(PROMPT, 30, drafts=3)
+    generation._lookup = EveryOther(PROMPT, plain) if copying else None
     hiddens = None
     for count, step in enumerate(generation):
         if hiddens is None:

@@ -36,6 +36,7 @@ class Side:
 
     peer: str
     drafts: int
+    lookup: bool = False
     tokens: list[list[int]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     steps: int = 0
@@ -63,6 +64,7 @@ class Side:
         return {
             "peer": self.peer,
             "drafts": self.drafts,
+            "lookup": self.lookup,
             "texts": len(self.tokens),
             "tokens": sum(map(len, self.tokens)),
             "seconds": round(sum(self.seconds), 3),
@@ -131,7 +133,7 @@ def _sides(loaded: Loaded, model: LlamaModel | None) -> list[Side]:
     sides = [Side("circuit", 0)]
     if loaded.recipe.heads:
         most = MOST_DRAFTS if len(loaded.recipe.heads) == 1 else len(loaded.recipe.heads)
-        sides.append(Side("circuit", most))
+        sides += [Side("circuit", most), Side("circuit", most, lookup=True)]
     return [*sides, Side(LLAMA, 0)] if model is not None else sides
 
 
@@ -144,17 +146,26 @@ def _write(
     if side.peer == LLAMA:
         side.count(*model.greedy(ids, request.max_tokens, stop))
         return
-    with engine.generate(ids, request.max_tokens, drafts=side.drafts, stop=stop) as generation:
+    with engine.generate(
+        ids, request.max_tokens, drafts=side.drafts, stop=stop, lookup=side.lookup
+    ) as generation:
         for _ in generation:
             pass
     side.count(list(generation.tokens), generation.statistics.seconds, generation.statistics)
+
+
+def _name(side: Side) -> str:
+    """The key of a side's comparison with the text without drafts."""
+    if not side.drafts:
+        return side.peer
+    return "with_drafts_and_lookup" if side.lookup else "with_drafts"
 
 
 def _record(sides: list[Side], notes: list[str]) -> dict[str, object]:
     plain = sides[0]
     record: dict[str, object] = {"rows": [side.plain() for side in sides], "notes": notes}
     for side in sides[1:]:
-        name = "with_drafts" if side.drafts else side.peer
+        name = _name(side)
         equal = sum(a == b for a, b in zip(side.tokens, plain.tokens))
         ratios = [a / b for a, b in zip(side.rates, plain.rates) if b]
         record[name] = {
@@ -165,6 +176,12 @@ def _record(sides: list[Side], notes: list[str]) -> dict[str, object]:
     return record
 
 
+def _title(side: Side) -> str:
+    if not side.drafts:
+        return side.peer
+    return f"{side.peer}, {side.drafts} drafts{' and lookup' if side.lookup else ''}"
+
+
 def _tell(sides: list[Side], record: Record, screen: Screen) -> None:
     rows = []
     for side, plain in zip(sides, record["rows"]):
@@ -172,7 +189,7 @@ def _tell(sides: list[Side], record: Record, screen: Screen) -> None:
         length = plain["mean_accepted_length"]
         equal = sum(a == b for a, b in zip(side.tokens, sides[0].tokens))
         rows.append([
-            f"{side.peer}, {side.drafts} drafts" if side.drafts else side.peer,
+            _title(side),
             str(plain["tokens"]), f"{plain['tokens_per_second']:.1f}",
             f"{plain['tokens_per_second'] / record['rows'][0]['tokens_per_second']:.2f}x",
             f"{length:.2f}" if length and side.drafts else "", shares,

@@ -22,6 +22,7 @@ from circuit.engine.target import Scored, Target
 from ir.errors import CircuitError
 from proposers.base import DraftProposer, ProposeRequest
 from proposers.levers import TrimPolicy
+from proposers.lookup import Lookup
 from proposers.state import ProposerState
 from runners.base import Runner
 from runners.kv import Lease
@@ -51,6 +52,7 @@ class Request:
     drafts: int
     sampling: Sampling
     stop: Collection[int]
+    lookup: bool = False
 
 
 class Engine:
@@ -74,10 +76,12 @@ class Engine:
 
     def generate(
         self, prompt: Sequence[int], max_tokens: int, *, drafts: int = 0,
-        sampling: Sampling | None = None, stop: Collection[int] = (),
+        sampling: Sampling | None = None, stop: Collection[int] = (), lookup: bool = False,
     ) -> Generation:  # fmt: skip
-        """A generation that runs as its steps are read; every error
-        of the request is raised here.
+        """A generation that runs as its steps are read; every error of the request is raised here.
+
+        With `lookup`, tokens that stood in the text before are drafted from what followed them
+        there, and the head drafts where there is nothing to copy.
         """
         if not len(prompt):
             raise EmptyPrompt()
@@ -88,9 +92,8 @@ class Engine:
         if drafts > self.most_drafts:
             raise TooManyDrafts(drafts=drafts, most=self.most_drafts)
         prompt = [int(token) for token in prompt]
-        return Generation(
-            self, Request(prompt, max_tokens, drafts, sampling or Sampling(), frozenset(stop))
-        )
+        picks = sampling or Sampling()
+        return Generation(self, Request(prompt, max_tokens, drafts, picks, frozenset(stop), lookup))
 
 
 class Generation:
@@ -106,6 +109,8 @@ class Generation:
         self._target, self._proposer = engine.target, engine.proposer if request.drafts else None
         self._lease: Lease | None = None
         self._state: ProposerState | None = None
+        self._lookup = Lookup(self._text) if request.lookup and self._proposer else None
+        self._proposed = False  # the drafts of this step are the head's
         self._hiddens: dict[int, np.ndarray] = {}  # by pair key: what the next propose may need
         self._accepted: int | None = None  # drafts of the last propose that were taken, until told
         self._steps = self._run()
@@ -176,6 +181,8 @@ class Generation:
     def _emit(self, tokens: list[int], drafted: int = 0, accepted: int = 0) -> Step:
         self.tokens += tokens
         self._text += tokens
+        if self._lookup is not None:
+            self._lookup.extend(tokens)
         return Step(tuple(tokens), drafted, accepted)
 
     def _step(self) -> Step:
@@ -195,26 +202,33 @@ class Generation:
             hidden = self._target.runner.read(scored.hidden)
             self._hiddens = {position - 1: self._hiddens[position - 1]}
             self._hiddens |= {position + row: hidden[row] for row in range(kept)}
-            self._accepted = accepted if drafts else None
+            self._accepted = accepted if self._proposed else None
         self.statistics.count(len(drafts), accepted)
+        self.statistics.looked_up += bool(drafts) and not self._proposed
         return self._emit(emitted, len(drafts), accepted)
 
     def _draft(self, position: int) -> tuple[int, ...]:
         """Drafts for the rows after the newest token, as many as can still be used."""
         left = self.request.max_tokens - len(self.tokens) - 1
         count = min(self.request.drafts, left, self._target.context - position - 1)
+        self._proposed = False
         if self._proposer is None or count < 1:
             return ()
         self._keep_up(position)
+        copied = self._lookup.drafts(count) if self._lookup is not None else ()
+        if copied:
+            return tuple(copied)
         request = ProposeRequest(
             last_token=self.tokens[-1], target_hidden=self._hiddens[position - 1],
             position=position, num_drafts=count,
         )  # fmt: skip
         try:
-            return self._proposer.propose(request, self._state).tokens[:count]
+            drafts = self._proposer.propose(request, self._state).tokens[:count]
         except CircuitError as error:
             log.warning("no drafts for the token at position %d: %s", position, error)
             return ()
+        self._proposed = bool(drafts)
+        return drafts
 
     def _pick(self, scored: Scored, row: int, index: int) -> int:
         if scored.tokens[row] >= scored.logits.shape[-1]:

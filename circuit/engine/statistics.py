@@ -25,6 +25,7 @@ class Statistics:
 
     prompt_tokens: int = 0
     steps: int = 0
+    looked_up: int = 0  # steps whose drafts were copied from the text
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     prompt_seconds: float = 0.0
