@@ -1,4 +1,6 @@
-"""From a binding to everything that an artifact of it holds: graphs, plans, kernels, packed weights."""
+"""From a binding to everything that an artifact of it holds:
+graphs, plans, kernels, packed weights.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ CHECK_BLOCKS = 9  # of the cache on which passes are checked
 class CompileOptions:
     """Choices of a build. `store` keeps built kernels for later builds (None: nothing is kept).
 
-    `check_meaning` is a seed for interpreting each graph before and after each pass (None: not checked).
-    `fuel` bounds the rewrites of each graph (None: all are made).
+    `check_meaning` is a seed for interpreting each graph before and after each pass (None: not
+    checked). `fuel` bounds the rewrites of each graph (None: all are made).
     """
 
     book: ScheduleBook = field(default_factory=ScheduleBook)
@@ -62,7 +64,9 @@ class WeightUse:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """One binding, compiled. `sources` and `built` map file names to text and to files in the store."""
+    """One binding, compiled. `sources` and `built` map file names to
+    text and to files in the store.
+    """
 
     binding: Binding
     backend: str
@@ -76,7 +80,9 @@ class Compiled:
 
     @property
     def context(self) -> int:
-        """The most rows that one sequence may hold: 16 for each entry of the programs' block tables."""
+        """The most rows that one sequence may hold: 16 for each entry
+        of the programs' block tables.
+        """
         tables = [p.named(Space.INPUT).get("tables") for p in self.plans.values()]
         return max((t.type.shape[-1] * 16 for t in tables if t), default=0)
 
@@ -148,7 +154,9 @@ def compile_binding(
     binding: Binding, keys: Iterable[GraphKey], backend: Backend, options: CompileOptions,
     store: KernelStore, report: Report = silent,
 ) -> Compiled:  # fmt: skip
-    """The programs `keys` of a binding, built. One refusal names everything that cannot be compiled."""
+    """The programs `keys` of a binding, built. One refusal names
+    everything that cannot be compiled.
+    """
     keys = list(dict.fromkeys(keys))
     refuse(binding, [*binding.unmodelled, *_mismatches(binding, keys, backend)])
     graphs: dict[GraphKey, Graph] = {}
@@ -185,9 +193,11 @@ def compile_binding(
 
 
 def check_passes(binding: Binding, key: GraphKey, backend: Backend, seed: int) -> None:
-    """Interprets the graph of `key` before and after each pass, and raises PassFailed on a difference.
+    """Interprets the graph of `key` before and after each pass, and
+    raises PassFailed on a difference.
 
-    The cache has few blocks: no meaning depends on how many there are, but the time of a check does.
+    The cache has few blocks: no meaning depends on how many there are, but the time of a check
+    does.
     """
     few = {
         n: replace(t, shape=(min(CHECK_BLOCKS, t.shape[0]), *t.shape[1:]))
@@ -211,7 +221,8 @@ def _mismatches(binding: Binding, keys: list[GraphKey], backend: Backend) -> lis
     for name, value in binding.weights.items():
         formats.setdefault(TensorType.of(value).format, []).append(name)
     return reasons + [
-        f"the {backend.name} backend does not read {format.value} weights ({len(names)}, such as {names[0]})"
+        f"the {backend.name} backend does not read {format.value} weights ({len(names)}, such "
+        f"as {names[0]})"
         for format, names in formats.items()
         if format.is_float and not backend.supports(format)
     ]
@@ -231,7 +242,9 @@ class _Emission:
         return self.texts.setdefault(id(lowered), region_text(lowered))
 
     def problems(self, programs: Mapping[GraphKey, list[Lowered]]) -> list[str]:
-        """What the backend cannot do of any region, with the line of the program that asks for it."""
+        """What the backend cannot do of any region, with the line of
+        the program that asks for it.
+        """
         found: list[str] = []
         seen: set[str] = set()
         for regions in programs.values():

@@ -1,8 +1,9 @@
 """Triton's interpreter with the bf16 of the hardware.
 
-The interpreter holds bf16 as 16-bit integers: it cuts f32 off where a device rounds to nearest, ties to even, and
-multiplies the bits of matrices as numbers. Without what stands here, a kernel run under it would differ from the
-same kernel on a device in the last bit of every stored value, and be wrong in every matrix product.
+The interpreter holds bf16 as 16-bit integers: it cuts f32 off where a device rounds to nearest,
+ties to even, and multiplies the bits of matrices as numbers. Without what stands here, a kernel run
+under it would differ from the same kernel on a device in the last bit of every stored value, and be
+wrong in every matrix product.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from ir.bits import bf16_bits, bf16_values
 
 
 def round_as_hardware() -> None:
-    """Makes f32 -> bf16 of the interpreter round to nearest even in this process; a second call changes nothing."""
+    """Makes f32 -> bf16 of the interpreter round to nearest even in this
+    process; a second call changes nothing.
+    """
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -34,7 +37,9 @@ def round_as_hardware() -> None:
     plain_patch = interpreter._patch_lang_tensor
 
     def patch(tensor, scope):
-        """Bounds of loops may be arrays of one element, which numpy 2.4 no longer turns into integers."""
+        """Bounds of loops may be arrays of one element, which numpy 2.4
+        no longer turns into integers.
+        """
         plain_patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 

@@ -26,10 +26,11 @@ class Space(Enum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that launches name by number. `name` is the binding's name, or the value's for the arena.
+    """Memory that launches name by number. `name` is the binding's
+    name, or the value's for the arena.
 
-    `offset` counts bytes from the start of the arena and is 0 elsewhere. `layout` tells how a weight is
-    packed; every other buffer is row-major.
+    `offset` counts bytes from the start of the arena and is 0 elsewhere. `layout` tells how a
+    weight is packed; every other buffer is row-major.
     """
 
     space: Space
@@ -41,7 +42,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel over buffers. `bytes` counts each weight, state row and value that it must move once."""
+    """One kernel over buffers. `bytes` counts each weight, state row
+    and value that it must move once.
+    """
 
     kernel: str
     arguments: tuple[int, ...]
@@ -72,7 +75,9 @@ class Plan:
         return f"circuit_run_{self.key}"
 
     def named(self, space: Space) -> dict[str, Buffer]:
-        """Name -> buffer of one space, in plan order (not for the arena, whose names may repeat)."""
+        """Name -> buffer of one space, in plan order (not for the
+        arena, whose names may repeat).
+        """
         return {b.name: b for b in self.buffers if b.space is space}
 
     def text(self) -> str:

@@ -1,4 +1,6 @@
-"""Static buffers: memory at fixed addresses that the host writes before a step and reads after it."""
+"""Static buffers: memory at fixed addresses that the host writes
+before a step and reads after it.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +73,13 @@ def write_inputs(
 ) -> None:
     """Fills every input buffer of a program, or none: exactly its inputs, each of its type.
 
-    Arrays of a buffer's own dtype, which is what steps of a sequence give, are copied without more ado:
-    between steps the processor's caches hold weights, and each line of Python costs.
+    Arrays of a buffer's own dtype, which is what steps of a sequence give, are copied without more
+    ado: between steps the processor's caches hold weights, and each line of Python costs.
     """
     if len(given) == len(buffers) and all(
-        type(v := given.get(n)) is np.ndarray and v.dtype == b.array.dtype and v.shape == b.array.shape
+        type(v := given.get(n)) is np.ndarray
+        and v.dtype == b.array.dtype
+        and v.shape == b.array.shape
         for n, b in buffers.items()
     ):
         for n, b in buffers.items():

@@ -56,7 +56,8 @@ class TeamClosed(CircuitError):
 class Team:
     """Threads that live across steps and sleep when idle; runners of one process share one team.
 
-    `threads` counts the caller's own thread. None: one for each physical core that the process may use.
+    `threads` counts the caller's own thread. None: one for each physical core that the process may
+    use.
     """
 
     def __init__(self, part: Part, threads: int | None = None) -> None:
@@ -79,7 +80,9 @@ class Team:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """One program with its memory: the entry, the table of addresses, and the buffers the host uses."""
+    """One program with its memory: the entry, the table of addresses,
+    and the buffers the host uses.
+    """
 
     plan: Plan
     entry: Any
@@ -91,8 +94,9 @@ class Loaded:
 class NativeRunner(DraftRunner):
     """Runs the compiled programs of one part of an artifact on the processor.
 
-    Programs share one arena and, by name, their static input and output buffers, since one step runs at a
-    time. `blocks` sets the size of the KV pool (None: as compiled), `team` shares threads with other runners.
+    Programs share one arena and, by name, their static input and output buffers, since one step
+    runs at a time. `blocks` sets the size of the KV pool (None: as compiled), `team` shares threads
+    with other runners.
     """
 
     kind = "native"
@@ -165,7 +169,9 @@ class NativeRunner(DraftRunner):
 
     @contextmanager
     def substituted(self, key: GraphKey, number: int, array: np.ndarray) -> Iterator[None]:
-        """The program of `key` finds `array` in place of its buffer `number` until the block ends."""
+        """The program of `key` finds `array` in place of its buffer
+        `number` until the block ends.
+        """
         with self._lock:
             table = self._program(key).table
         before, table[number] = table[number], array.ctypes.data

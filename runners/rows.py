@@ -14,7 +14,9 @@ from runners.kv import Lease
 
 @dataclass(frozen=True)
 class Lane:
-    """`count` rows of one sequence, from row number `first`, the first at rotary position `position`."""
+    """`count` rows of one sequence, from row number `first`, the
+    first at rotary position `position`.
+    """
 
     lease: Lease
     first: int

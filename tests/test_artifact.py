@@ -165,7 +165,9 @@ def test_an_edited_manifest_is_refused(copy):
 
 
 def rewritten(folder, change):
-    """Changes the manifest and gives it a digest that fits, as another machine would have written it."""
+    """Changes the manifest and gives it a digest that fits, as
+    another machine would have written it.
+    """
     path = folder / "manifest.json"
     record = json.loads(path.read_bytes())
     change(record)

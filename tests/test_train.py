@@ -1,4 +1,6 @@
-"""Training runs the head's own graph: steps, gradients, acceptance, resumption, and what keeps prompts out."""
+"""Training runs the head's own graph: steps, gradients, acceptance,
+resumption, and what keeps prompts out.
+"""
 
 import os
 import random
@@ -40,7 +42,8 @@ def learned(tiny):
     return {n: t.float() for n, t in tiny.weights.tensors.items()}
 
 
-# The steps ------------------------------------------------------------------------------------------
+# The steps
+# ------------------------------------------------------------------------------------------
 
 
 def test_each_chain_is_the_one_of_run_time(tiny):
@@ -97,7 +100,8 @@ def test_gradients_reach_every_weight_through_every_step(tiny):
         assert all(t.grad.abs().max() > 0 for t in weights.values())
 
 
-# What is learned ------------------------------------------------------------------------------------
+# What is learned
+# ------------------------------------------------------------------------------------
 
 
 def test_divergence_is_the_cross_entropy_and_so_is_its_gradient():
@@ -156,7 +160,8 @@ def test_orthogonal_keeps_directions_and_evens_out_sizes():
     assert (u.T @ made @ v.T).diagonal().min() > 0.3
 
 
-# Acceptance -----------------------------------------------------------------------------------------
+# Acceptance
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,7 +200,8 @@ def test_acceptance_is_that_of_a_replayed_chain(tiny):
     assert found.tokens_per_step == pytest.approx(1 + sum(taken) / checks)
 
 
-# Runs -----------------------------------------------------------------------------------------------
+# Runs
+# -----------------------------------------------------------------------------------------------
 
 PLAN = run.Plan("tiny", "0" * 64, 5, 100, 12, heads.SCORED, 30, 32, 5e-3)
 
@@ -291,7 +297,8 @@ def test_shards_give_back_what_was_written(tmp_path):
         list(texts.read_shard(path))
 
 
-# Prompts --------------------------------------------------------------------------------------------
+# Prompts
+# --------------------------------------------------------------------------------------------
 
 
 def test_prompts_are_seeded_and_varied():
@@ -341,7 +348,8 @@ def test_the_rate_rises_stays_and_falls():
     np.testing.assert_allclose(shares, [1 / 30, 1, 1, 1, 0.5, 0.02])
 
 
-# Columns --------------------------------------------------------------------------------------------
+# Columns
+# --------------------------------------------------------------------------------------------
 
 
 def test_columns_hold_the_batch_and_the_frequent_ids():

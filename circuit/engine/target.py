@@ -16,7 +16,8 @@ from runners.rows import Lane, index_inputs, padded
 
 @dataclass(frozen=True)
 class Scored:
-    """What the target says after some rows: `tokens` [m] (the maxima), `logits` [m, v], `hidden` [m, n].
+    """What the target says after some rows: `tokens` [m] (the maxima),
+    `logits` [m, v], `hidden` [m, n].
 
     `logits` and `hidden` may be the runner's own buffers: they hold until its next step.
     """
@@ -27,7 +28,9 @@ class Scored:
 
 
 class Target:
-    """A target's runner, seen from one sequence at a time; `hidden_output` names the rows a head reads."""
+    """A target's runner, seen from one sequence at a time;
+    `hidden_output` names the rows a head reads.
+    """
 
     def __init__(self, runner: Runner, hidden_output: str = "hidden") -> None:
         self.runner = runner
@@ -47,7 +50,9 @@ class Target:
         return self._step(key, lease, ids)
 
     def prompt(self, lease: Lease, ids: Sequence[int], *, keep_hidden: bool) -> Scored:
-        """Computes a prompt in chunks; the score of its last row, and all hiddens if they are kept."""
+        """Computes a prompt in chunks; the score of its last row, and
+        all hiddens if they are kept.
+        """
         done, hiddens = 0, []
         while done < len(ids):
             left = len(ids) - done

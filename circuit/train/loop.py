@@ -29,7 +29,9 @@ POOL, LOG_EVERY, MEASURE_EVERY, SAVE_EVERY, DRAFTS = 512, 20, 200, 50, 3
 def batches(
     texts: Sequence[Written], rows: int, seed: int, epoch: int
 ) -> list[list[Written]]:  # fmt: skip
-    """The texts of one epoch in batches of about `rows` tokens of answers, alike in length, in seeded order."""
+    """The texts of one epoch in batches of about `rows` tokens of answers,
+    alike in length, in seeded order.
+    """
     rng = random.Random(f"{seed} {epoch}")
     order = list(texts)
     rng.shuffle(order)
@@ -51,7 +53,8 @@ def batches(
 
 @contextmanager
 def between_steps() -> Iterator[Callable[[], None]]:
-    """Holds Ctrl-C and termination back; the call that is given raises what came, where that does no harm.
+    """Holds Ctrl-C and termination back; the call that is given raises
+    what came, where that does no harm.
 
     An update that is cut short would leave weights and momentum of different steps.
     """
@@ -77,7 +80,9 @@ def between_steps() -> Iterator[Callable[[], None]]:
 
 @dataclass
 class Training:
-    """A run in memory: the head's graphs, the teacher, the texts, the optimiser and how far it is."""
+    """A run in memory: the head's graphs, the teacher, the texts,
+    the optimiser and how far it is.
+    """
 
     plan: Plan
     folder: Path
@@ -90,7 +95,9 @@ class Training:
     held_out: Sequence[Written] = field(repr=False)
 
     def run(self, told: Callable[[int], None]) -> None:
-        """Trains up to the planned number of steps; a run that ends early is saved between two steps."""
+        """Trains up to the planned number of steps; a run that ends
+        early is saved between two steps.
+        """
         with between_steps() as stop_if_asked:
             try:
                 self._steps(told, stop_if_asked)
@@ -161,7 +168,9 @@ class Training:
         return acceptance(self.unroller.exact(), weights, self.held_out, DRAFTS)
 
     def learned(self) -> dict[str, torch.Tensor]:
-        """The head's weights so far: the average over the last steps, in bf16 as they are shipped."""
+        """The head's weights so far: the average over the last steps,
+        in bf16 as they are shipped.
+        """
         return {n: t.bfloat16() for n, t in self.optimiser.average.items()}
 
     def save(self) -> None:

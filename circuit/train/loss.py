@@ -17,8 +17,8 @@ LAST_FIRST_CHOICE = 0.5
 class _Divergence(torch.autograd.Function):
     """Sum over rows of the cross entropy of `logits` against `wanted` [m, v], times `weight`.
 
-    The gradient by the logits is `weight * (softmax - wanted)`; it is made in the forward, in place of the
-    logits, since nothing else of them is needed.
+    The gradient by the logits is `weight * (softmax - wanted)`; it is made in the forward, in place
+    of the logits, since nothing else of them is needed.
     """
 
     @staticmethod
@@ -38,16 +38,19 @@ class _Divergence(torch.autograd.Function):
 
 
 def divergence(logits: torch.Tensor, wanted: torch.Tensor, weight: float) -> torch.Tensor:
-    """`weight` times the summed cross entropy of rows of `logits` against distributions `wanted`."""
+    """`weight` times the summed cross entropy of rows of `logits`
+    against distributions `wanted`.
+    """
     return _Divergence.apply(logits, wanted, weight)
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """The target after its last layer: the final norm and the rows of its head that the draft scores.
+    """The target after its last layer: the final norm and the rows of
+    its head that the draft scores.
 
-    `first_choice` is the share of the lesson that is its first choice alone: greedy acceptance asks for
-    that token, however sure the target is of it.
+    `first_choice` is the share of the lesson that is its first choice alone: greedy acceptance asks
+    for that token, however sure the target is of it.
     """
 
     norm: torch.Tensor
@@ -65,7 +68,9 @@ class Teacher:
 
     @torch.no_grad()
     def distribution(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The distributions [m, v] of the token after each row of `hidden`, in the format of `rows`."""
+        """The distributions [m, v] of the token after each row of
+        `hidden`, in the format of `rows`.
+        """
         normed = rms_norm(hidden.float(), self.norm, eps=self.eps)
         mass = linear(normed.to(self.rows.dtype), self.rows).float().softmax(-1)
         if self.first_choice:
@@ -78,8 +83,9 @@ class Teacher:
 class Lesson:
     """Visits the steps of one batch: sums the loss, counts agreement, lets right drafts go on.
 
-    A chain goes on while its draft is the text's own token, because only then is its next draft of use; so
-    step 2 is learned where step 1 was right. `loss` is the weighted mean over the rows of the first step.
+    A chain goes on while its draft is the text's own token, because only then is its next draft of
+    use; so step 2 is learned where step 1 was right. `loss` is the weighted mean over the rows of
+    the first step.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""One training run in its folder: what was asked for, how far it is, and what it measured on the way."""
+"""One training run in its folder: what was asked for, how far it is,
+and what it measured on the way.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,17 @@ class Plan:
         return step >= self.steps - self.falling
 
     def share(self, step: int) -> float:
-        """The part of the learning rate at `step`: a rise over 30 steps, then flat, then down to zero."""
+        """The part of the learning rate at `step`: a rise over 30
+        steps, then flat, then down to zero.
+        """
         return max(0.02, min(1.0, (step + 1) / 30, (self.steps - step) / self.falling))
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What was measured at one step: mean loss and agreement of the drafts, or acceptance on held-out texts."""
+    """What was measured at one step: mean loss and agreement of the
+    drafts, or acceptance on held-out texts.
+    """
 
     step: int
     loss: float | None = None
