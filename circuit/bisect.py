@@ -24,10 +24,11 @@ INNOCENT = "every rewrite keeps the meaning of the program, so the fault is in i
 
 
 def first_bad_rewrites(bound: Bound, screen: Screen) -> dict[str, str]:
-    """Part -> the first rewrite of its DECODE after which it means something else, or that none does.
+    """Part -> the first rewrite of its DECODE after which it means
+    something else, or that none does.
 
-    The graph is interpreted in float64 on seeded inputs, without the rounding of activations, before any
-    rewrite and after each number of them that the bisection asks for.
+    The graph is interpreted in float64 on seeded inputs, without the rounding of activations,
+    before any rewrite and after each number of them that the bisection asks for.
     """
     facts = BACKENDS[bound.backend](()).pass_facts()
     found = {}
@@ -53,4 +54,3 @@ def first_bad_rewrite(binding: Binding, facts: Facts) -> str:
 
     rewrite = bisect(graph, facts, is_bad)
     return INNOCENT if rewrite is None else str(rewrite)
-

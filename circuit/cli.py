@@ -205,7 +205,8 @@ def generate(
 
         request = GenerateRequest(
             folder=folder, prompt=prompt, chat=chat, max_tokens=max_tokens,
-            drafts=0 if no_draft else drafts, lookup=lookup, eager=eager, ignore_eos=ignore_eos, threads=threads,
+            drafts=0 if no_draft else drafts, lookup=lookup, eager=eager, ignore_eos=ignore_eos,
+            threads=threads,
         )  # fmt: skip
         return generate_text(request, screen)
 

@@ -1,4 +1,6 @@
-"""Inputs of a program from rows of sequences: what `check` and `bench` give to every runner alike."""
+"""Inputs of a program from rows of sequences: what `check` and
+`bench` give to every runner alike.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ Feed = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a program: its token, its number in its sequence, and (heads) the hidden it continues.
+    """A row of a program: its token, its number in its sequence, and
+    (heads) the hidden it continues.
 
     `offset` is the rotary position minus the row's number.
     """
@@ -32,8 +35,8 @@ def feed(
 ) -> Feed:  # fmt: skip
     """The inputs of `key`, of `types`, for `rows` over the block tables of their sequences.
 
-    Row i belongs to sequence i of a BATCH and to the only sequence elsewhere. Missing rows up to the
-    program's count are padding (index -1).
+    Row i belongs to sequence i of a BATCH and to the only sequence elsewhere. Missing rows up to
+    the program's count are padding (index -1).
     """
     count = types["ids"].shape[0]
     assert len(rows) <= count, f"{len(rows)} rows do not fit {key}"

@@ -1,4 +1,6 @@
-"""A compiled folder, loaded: its tokenizer, its runners, an engine over them. Nothing here imports torch."""
+"""A compiled folder, loaded: its tokenizer, its runners, an engine over
+them. Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Loaded:
 
     @staticmethod
     def read(path: Path, *, verify: bool = False) -> Loaded:
-        """The artifact at `path`, refused unless it is whole, unedited and made for this machine."""
+        """The artifact at `path`, refused unless it is whole,
+        unedited and made for this machine.
+        """
         if not path.exists():
             raise NoSuchPath(path=path, hint=f"Make it with `circuit compile MODEL -o {path}`.")
         artifact = load_artifact(path, verify=verify)
@@ -75,8 +79,9 @@ class Loaded:
         return self.artifact.manifest["digest"]
 
     def runners(self, threads: int | None = None, *, sequences: int = 1) -> Opened:
-        """A runner of compiled programs for each part, with room for `sequences` contexts, and the call that
-        frees what they share."""
+        """A runner of compiled programs for each part, with room for `sequences` contexts,
+        and the call that frees what they share.
+        """
         parts = self.parts
         blocks = {n: 1 + sequences * -(-p.context // 16) for n, p in parts.items()}
         return RUNNERS[self.recipe.choices.backend](parts, threads, blocks)

@@ -1,4 +1,6 @@
-"""An artifact as a page that stands alone: totals, the picture of a program, its launches, its graph."""
+"""An artifact as a page that stands alone: totals, the picture of a
+program, its launches, its graph.
+"""
 
 from __future__ import annotations
 

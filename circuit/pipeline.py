@@ -33,7 +33,9 @@ class FolderTaken(UsageError):
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """One compile as it was asked for; `context` None leaves it to the model, up to `DEFAULT_CONTEXT`."""
+    """One compile as it was asked for; `context` None leaves it to the
+    model, up to `DEFAULT_CONTEXT`.
+    """
 
     model: str
     out: Path
@@ -156,7 +158,9 @@ def make_recipe(
 
 
 def _finished(path: Path, seconds: float, request: CompileRequest, screen: Screen) -> Record:
-    """The record of a finished compile, told to the person as well, checked if that was asked for."""
+    """The record of a finished compile, told to the person as well,
+    checked if that was asked for.
+    """
     loaded = Loaded.read(path)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     record: dict[str, object] = {

@@ -1,4 +1,6 @@
-"""One walk through every program of a part, the same for each runner: what it outputs and what it stores."""
+"""One walk through every program of a part, the same for each runner:
+what it outputs and what it stores.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Script:
 
 @dataclass
 class Observed:
-    """What a program gave for its live rows: outputs by name, and the stored keys and values by state."""
+    """What a program gave for its live rows: outputs by name, and the
+    stored keys and values by state.
+    """
 
     key: GraphKey
     rows: int
@@ -47,7 +51,8 @@ class Observed:
 def walk(runner: Runner, script: Script, keys: Collection[GraphKey]) -> Iterator[Observed]:
     """What each program of `keys` gives: a prompt, then every way to go on from it.
 
-    PREFILL takes in the prefix. Each other program continues it from the same place; its rows are cut again.
+    PREFILL takes in the prefix. Each other program continues it from the same place; its rows are
+    cut again.
     """
     with runner.pool.lease() as lease:
         prefill = runner.fitting(Mode.PREFILL, PREFIX)
@@ -63,7 +68,9 @@ def walk(runner: Runner, script: Script, keys: Collection[GraphKey]) -> Iterator
 
 
 def one_by_one(runner: Runner, script: Script, start: int, count: int) -> list[Observed]:
-    """What DECODE gives for `count` rows from `start` on, one after the other, after DECODE for those before."""
+    """What DECODE gives for `count` rows from `start` on, one after the
+    other, after DECODE for those before.
+    """
     with runner.pool.lease() as lease:
         found = [
             _rows(runner, script, DECODE, lease, range(at, at + 1)) for at in range(start + count)
@@ -85,7 +92,9 @@ def _rows(
 
 
 def batch(runner: Runner, script: Script, key: GraphKey, prefix: Lease) -> Observed:
-    """The program over one row each of several sequences that share the prefix and go on differently."""
+    """The program over one row each of several sequences that share
+    the prefix and go on differently.
+    """
     count = min(key.rows, AHEAD)
     leases = [runner.pool.lease(1) for _ in range(count)]
     try:

@@ -158,7 +158,9 @@ def amount(number: float) -> str:
 
 
 def text_page(loaded: Loaded, parts: list[Part], key: GraphKey) -> str:
-    """Programs of every part with their totals, then the launches of one program by what they compute."""
+    """Programs of every part with their totals, then the launches of
+    one program by what they compute.
+    """
     rows = [
         [part.name, str(k), str(len(plan.launches)), f"{amount(sum(n.bytes for n in plan.launches))}B",
          f"{amount(sum(n.flops for n in plan.launches))}flop", f"{amount(plan.arena_bytes)}B"]
@@ -176,7 +178,9 @@ def text_page(loaded: Loaded, parts: list[Part], key: GraphKey) -> str:
 
 
 def launch_table(plan: Plan) -> str:
-    """Launches in order; runs of one sequence of kernels (layers) are written once, with their number."""
+    """Launches in order; runs of one sequence of kernels (layers) are
+    written once, with their number.
+    """
     rows = []
     for first, length, times in repeats([n.kernel for n in plan.launches]):
         for at in range(first, first + length):

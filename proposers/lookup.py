@@ -1,7 +1,8 @@
 """Drafts copied from the text itself: what followed the last time the newest tokens stood there.
 
-Known as prompt lookup or n-gram drafting (Saxena 2023). It costs no forward at all, and where a text repeats
-itself it is right far more often than any head; where nothing repeats it is silent and the head drafts.
+Known as prompt lookup or n-gram drafting (Saxena 2023). It costs no forward at all, and where a
+text repeats itself it is right far more often than any head; where nothing repeats it is silent and
+the head drafts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Lookup:
     def drafts(self, count: int) -> Sequence[int]:
         """Up to `count` tokens that followed the newest run before; none if it is new.
 
-        A copy that reaches the end of the text goes on with itself, so that a loop is drafted whole.
+        A copy that reaches the end of the text goes on with itself, so that a loop is drafted
+        whole.
         """
         for length in self._lengths:
             start = (

@@ -1,4 +1,6 @@
-"""The contender `circuit`: the compiled programs of an artifact, each continuing a text of 64 tokens."""
+"""The contender `circuit`: the compiled programs of an artifact,
+each continuing a text of 64 tokens.
+"""
 
 from __future__ import annotations
 

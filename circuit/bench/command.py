@@ -22,7 +22,9 @@ from ir.key import GraphKey
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """One benchmark as it was asked for; with `text`, a list of prompts, whole texts are timed instead."""
+    """One benchmark as it was asked for; with `text`, a list of
+    prompts, whole texts are timed instead.
+    """
 
     folder: Path
     peers: tuple[str, ...]
@@ -96,7 +98,9 @@ def machine(threads: int) -> dict[str, object]:
 
 
 def step_bytes(loaded: Loaded) -> dict[str, dict[str, int]]:
-    """Bytes that each program of each part moves at least: weights, states and values, each once."""
+    """Bytes that each program of each part moves at least: weights,
+    states and values, each once.
+    """
     return {
         name: {str(k): sum(n.bytes for n in part.plan(k).launches) for k in in_order(part.keys)}
         for name, part in loaded.parts.items()
@@ -104,7 +108,9 @@ def step_bytes(loaded: Loaded) -> dict[str, dict[str, int]]:
 
 
 def tell(timings: Sequence[Timing], record: Record, screen: Screen) -> None:
-    """Prints the table: a line per program, a column per peer, and how many times as fast circuit is."""
+    """Prints the table: a line per program, a column per peer, and
+    how many times as fast circuit is.
+    """
     peers = list(dict.fromkeys(f"{t.peer} {t.weights}" for t in timings))
     own = next(p for p in peers if p.startswith(f"{CIRCUIT} "))
     programs = list(dict.fromkeys((t.key, t.rows) for t in timings))
@@ -119,7 +125,8 @@ def tell(timings: Sequence[Timing], record: Record, screen: Screen) -> None:
         rows.append([key, str(count), *cells])
     screen.say(table(["program", "rows", *(f"{p}, ms" for p in peers)], rows))
     screen.say(
-        f"reading memory: {record['read_bandwidth_gbs']} GB/s with {record['machine']['threads']} threads"
+        f"reading memory: {record['read_bandwidth_gbs']} GB/s with "
+        f"{record['machine']['threads']} threads"
     )
     for note in record["notes"]:
         screen.say(f"note: {note}")

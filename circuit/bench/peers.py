@@ -1,4 +1,6 @@
-"""The peers that an artifact is timed against, each as contenders over the same rows of the same weights."""
+"""The peers that an artifact is timed against, each as contenders over
+the same rows of the same weights.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def llama_file(loaded: Loaded, report: Report) -> Path | str:
 
 
 def _llama(loaded: Loaded, request: BenchRequest, report: Report) -> Found:
-    """Steps of 1 to 4 rows after 64 tokens, and a prompt of 512, in llama.cpp on the same weights."""
+    """Steps of 1 to 4 rows after 64 tokens, and a prompt of 512, in
+    llama.cpp on the same weights.
+    """
     path = llama_file(loaded, report)
     if isinstance(path, str):
         return Found(notes=[path])
