@@ -141,3 +141,11 @@ def test_what_is_refused(folder, tmp_path, monkeypatch, more, words):
 def test_a_folder_is_no_output(folder, tmp_path):
     result = CliRunner().invoke(app, arguments(folder, tmp_path))
     assert result.exit_code == 2 and "is a folder" in result.stderr
+
+
+def test_a_missing_library_is_told_before_any_work(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    out = tmp_path / "head.safetensors"
+    result = CliRunner().invoke(app, arguments(folder, out))
+    assert result.exit_code == 1 and "matplotlib is not installed" in result.stderr
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from circuit.train.loop import Training
 from circuit.train.loss import STEP_WEIGHTS, Teacher
 from circuit.train.measure import Acceptance
 from circuit.train.optimiser import Optimiser, Rates
-from circuit.train.picture import draw
+from circuit.train.picture import draw, require_pictures
 from circuit.train.prompts import Guard
 from circuit.train.run import Plan, Progress, load_state, open_run
 from circuit.train.start import head_config, head_contract, start_weights
@@ -69,6 +70,7 @@ def train_head(request: TrainRequest, screen: Screen) -> Record:
     """
     if request.out.is_dir():
         raise OutputIsFolder(path=request.out)
+    require_pictures()
     source = model_source(request.model, screen)
     with screen.progress("train") as report:
         checkpoint = load_target(source)
@@ -132,8 +134,8 @@ def _texts(
             while done < request.tokens:
                 number = len(shards(request.folder))
                 said = _counter(report, "texts", done, request.tokens)
-                seed = int.from_bytes(f"{request.seed}/{number}".encode()[-7:], "little")
-                more = writer.texts(seed, min(SHARD_TOKENS, request.tokens - done), said)
+                rng = random.Random(f"{request.seed} {number}")
+                more = writer.texts(rng, min(SHARD_TOKENS, request.tokens - done), said)
                 if not more:
                     break
                 save_shard(request.folder / SHARD.format(number), more)

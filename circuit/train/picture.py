@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,17 +16,22 @@ INK, GRID = "#333333", "#dddddd"
 
 
 class NoPictures(CircuitError):
-    says = "The curves cannot be drawn: matplotlib is not installed."
-    hint = "Install it with `pip install matplotlib`, or leave --picture out."
+    says = "The curves of a training cannot be drawn: matplotlib is not installed."
+    hint = "Install it with `pip install matplotlib`; it is part of the extra `train`."
+
+
+def require_pictures() -> None:
+    """NoPictures if curves cannot be drawn here: told before a long run, not after it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NoPictures()
 
 
 def draw(marks: Sequence[Mark], path: Path, title: str) -> None:
     """Writes a PNG of the curves to `path`."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise NoPictures() from error
+    require_pictures()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10.5, 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)

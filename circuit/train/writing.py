@@ -24,18 +24,19 @@ MARK = "\u2063MARK\u2063"
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes texts with a target's BATCH programs: prompts by seed, benchmark prompts kept out."""
+    """Writes texts with a target's BATCH programs; no prompt is one that the guard refuses."""
 
     runner: Runner
     tokenizer: Tokenizer
     guard: Guard
     answer: int = 256
 
-    def texts(self, seed: int, tokens: int, told: Callable[[int], None]) -> list[Written]:
+    def texts(
+        self, rng: random.Random, tokens: int, told: Callable[[int], None]
+    ) -> list[Written]:  # fmt: skip
         """Texts with about `tokens` tokens of answers; `told(n)`
         hears of the tokens as they come.
         """
-        rng = random.Random(seed)
         found: list[Written] = []
         done, asked = 0, 0
         while done < tokens:
