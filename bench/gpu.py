@@ -62,22 +62,21 @@ def median_ms(call: Callable[[], Any], device: torch.device, runs: int = 30) -> 
     """Median, least and largest milliseconds of a call: device events
     around it, or the host's clock.
     """
-    for _ in range(3):
-        call()
     spans = []
     if device.type != "cuda":
-        for _ in range(3):
-            began = time.perf_counter()
-            call()
-            spans.append((time.perf_counter() - began) * 1e3)
+        began = time.perf_counter()
+        call()
+        spans.append((time.perf_counter() - began) * 1e3)
     else:
-        for _ in range(runs):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(3):
+            call()
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
+        for start, stop in marks:  # enqueued without waiting, so that gaps of the host stay outside
             start.record()
             call()
             stop.record()
-            stop.synchronize()
-            spans.append(start.elapsed_time(stop))
+        torch.cuda.synchronize()
+        spans = [start.elapsed_time(stop) for start, stop in marks]
     return [statistics.median(spans), min(spans), max(spans)]
 
 

@@ -11,9 +11,8 @@ python=${PYTHON:-python3}
 
 missing=$("$python" - <<'PY'
 import importlib.util as u
-names = {"torch": "torch", "triton": "triton", "jinja2": "jinja2", "networkx": "networkx", "numpy": "numpy",
-         "safetensors": "safetensors", "tokenizers": "tokenizers", "rich": "rich", "typer": "typer"}
-print(" ".join(pip for module, pip in names.items() if u.find_spec(module) is None))
+names = ("torch", "triton", "jinja2", "networkx", "numpy", "safetensors")
+print(" ".join(n for n in names if u.find_spec(n) is None))
 PY
 )
 if [ -n "$missing" ]; then
