@@ -68,7 +68,12 @@ def head(device: torch.device, tiny: bool) -> Subject:
             GraphKey(Mode.CHAIN, 3),
             GraphKey(Mode.PREFILL, 32 if tiny else 256))  # fmt: skip
     side = TargetSide(embedding, embedding, {})
-    binding = bind_head(weights, side, DraftOptions(context, keys, Format.BF16), format=Format.BF16)
+    binding = bind_head(
+        weights,
+        side,
+        DraftOptions(context, keys, Format.BF16, sequences=16 if tiny else 4),
+        format=Format.BF16,
+    )
     assert isinstance(binding, DraftBinding)
     return Subject(
         "8B-class head", on_device(binding, device), config.hidden_size, (DECODE, VERIFY_4)
@@ -104,7 +109,9 @@ def demo(device: torch.device, tiny: bool) -> Subject:
         for k in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}.{k}.weight"] = torch.ones(n)
     keys = (DECODE, VERIFY_4, GraphKey(Mode.PREFILL, 32 if tiny else 256))
-    binding = target_binding(config, tensors, context, keys, working=Format.BF16, sequences=4)
+    binding = target_binding(
+        config, tensors, context, keys, working=Format.BF16, sequences=16 if tiny else 4
+    )
     return Subject("demo target", on_device(binding, device), 0, (DECODE,))
 
 
