@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from codegen.expr import Expr, bounds, make
+from codegen.expr import Expr, bounds, const, make
 from codegen.lower import Lowered, Operand
-from ir.format import BLOCK, Format
+from codegen.triton_blocks import block_element
+from ir.format import Format
 
 TYPES = {
     Format.F32: "tl.float32", Format.F16: "tl.float16", Format.BF16: "tl.bfloat16",
@@ -180,10 +181,10 @@ class TileWriter:
         masks = dict.fromkeys(a.mask for e in exprs for a in self.variables(e) if a.mask)
         return " & ".join(f"({m})" for m in masks)
 
-    def address(self, operand: Operand, index: Iterable[Expr], name: str = "") -> str:
+    def address(self, operand: Operand, index: Iterable[Expr]) -> str:
         """Pointer text of one element; products with strides are taken in 64 bits."""
         shape = operand.type.shape
-        parts, fixed = [name or operand.name], 0
+        parts, fixed = [operand.name], 0
         for position, (i, size) in enumerate(zip(index, shape, strict=True)):
             stride = math.prod(shape[position + 1 :])
             if i.op == "const":
@@ -197,9 +198,9 @@ class TileWriter:
     def _inside(self, i: Expr, size: int) -> str:
         limits, held = bounds(i), i
         if limits is None or limits[0] < 0:
-            held = make("max", held, _int(0), format=i.format)
+            held = make("max", held, const(0), format=i.format)
         if limits is None or limits[1] >= size:
-            held = make("min", held, _int(size - 1), format=i.format)
+            held = make("min", held, const(size - 1), format=i.format)
         return self.value(i) if held is i else self.bound(held)
 
     def load(self, pointer: str, mask: str) -> str:
@@ -227,30 +228,7 @@ class TileWriter:
         mask = self.mask(*e.args)
         if not operand.type.format.is_block:
             return self.load(self.address(operand, e.args), mask)
-        return self._block_load(e, operand, mask)
-
-    def _block_load(self, e: Expr, operand: Operand, mask: str) -> str:
-        """One element of a block format in f32, from quants and scales that lie apart."""
-        row, column = e.args
-        if operand.type.format is Format.Q8_0:
-            quant = self.load(self.address(operand, e.args), mask) + ".to(tl.float32)"
-        else:
-            halves = Operand(operand.name, "", _narrowed(operand, 2))
-            byte = make("floordiv", column, _int(2), format=Format.I32)
-            text = self.load(self.address(halves, (row, byte)), mask)
-            shift = f"(({self.value(column)}) % 2) * 4"
-            quant = f"(({text}.to(tl.int32) >> {shift}) & 15).to(tl.float32)"
-        scales = Operand(operand.name, "", _narrowed(operand, BLOCK))
-        at = (row, make("floordiv", column, _int(BLOCK), format=Format.I32))
-        pointer = self.address(scales, at, f"{operand.name}_scale")
-        scale = self.load(pointer, mask) + ".to(tl.float32)"
-        if operand.type.format is Format.Q4_1:
-            pointer = self.address(scales, at, f"{operand.name}_least")
-            least = self.load(pointer, mask) + ".to(tl.float32)"
-            return f"({quant} * {scale} + {least})"
-        return f"(({quant} - 8.0) * {scale})" if operand.type.format is Format.Q4_0 else (
-            f"({quant} * {scale})"
-        )  # fmt: skip
+        return block_element(self, operand, e.args, mask)
 
     def _acc(self, e: Expr) -> str:
         raise AssertionError(f"{e} is not a result that this kernel computes")
@@ -319,12 +297,3 @@ class TileWriter:
             return text
         nan = f"tl.max(({bad}).to(tl.int32), 1, keep_dims=True) > 0"
         return f'tl.where({nan}, float("nan"), {text})'
-
-
-def _int(n: int) -> Expr:
-    return make("const", format=Format.I32, payload=n)
-
-
-def _narrowed(operand: Operand, by: int):
-    shape = operand.type.shape
-    return type(operand.type)((*shape[:-1], -(-shape[-1] // by)), operand.type.format)
