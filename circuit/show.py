@@ -162,7 +162,8 @@ def text_page(loaded: Loaded, parts: list[Part], key: GraphKey) -> str:
     one program by what they compute.
     """
     rows = [
-        [part.name, str(k), str(len(plan.launches)), f"{amount(sum(n.bytes for n in plan.launches))}B",
+        [part.name, str(k), str(len(plan.launches)),
+         f"{amount(sum(n.bytes for n in plan.launches))}B",
          f"{amount(sum(n.flops for n in plan.launches))}flop", f"{amount(plan.arena_bytes)}B"]
         for part in loaded.parts.values()
         for k in in_order(part.keys)

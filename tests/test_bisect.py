@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
+from circuit.backends import BACKENDS
 from circuit.bindings import Bound
-from circuit.bisect import first_bad_rewrite, first_bad_rewrites
+from circuit.bisect import first_bad_build, first_bad_meaning, first_bad_rewrites
 from circuit.models.target import target_binding
 from circuit.part_check import eager_pair
 from circuit.report import Screen
@@ -28,26 +29,38 @@ def tiny() -> Bound:
     return Bound({"target": binding}, None, (), None, "cpp")
 
 
-def test_a_good_build_is_not_blamed():
-    found = first_bad_rewrites(tiny(), {"target": SCRIPT}, Screen(as_json=True), 1)
-    assert found["target"].startswith("DECODE is right with all of its ")
-
-
-def test_a_bad_merge_is_named(monkeypatch):
-    """Gate and up change places: whatever else is done, that rewrite is the first bad one."""
-    insert, bound = merge.insert, tiny()
-    pair = eager_pair(bound, "target", CONTEXT)
-    for runner in pair:  # the references trace their graphs before the fault is planted
-        one_by_one(runner, SCRIPT, 0, 1)
+def swapped_lanes(monkeypatch) -> None:
+    """Plants a fault in the pass that merges: gate and up change places."""
+    insert = merge.insert
 
     def swapped(graph, before, op, args, attributes, like):
         if op is merge.lane:
             attributes = {**attributes, "index": 1 - attributes["index"]}
         return insert(graph, before, op, args, attributes, like)
 
-    monkeypatch.setattr("circuit.bisect.eager_pair", lambda *_: pair)
     monkeypatch.setattr(merge, "insert", swapped)
-    words = first_bad_rewrite(bound, "target", SCRIPT, 1)
+
+
+def test_a_good_build_is_not_blamed():
+    found = first_bad_rewrites(tiny(), {"target": SCRIPT}, Screen(as_json=True), 1)
+    assert found["target"].startswith("right in 4 rows with all of its ")
+
+
+def test_a_rewrite_that_changes_the_meaning_is_named(monkeypatch):
+    swapped_lanes(monkeypatch)
+    facts = BACKENDS["cpp"](()).pass_facts()
+    words = first_bad_meaning(tiny().bindings["target"], facts)
+    assert "merge merges 2 products at" in words and "decoder.py" in words
+
+
+def test_a_rewrite_that_makes_the_build_wrong_is_named(monkeypatch):
+    bound = tiny()
+    pair = eager_pair(bound, "target", CONTEXT)
+    for runner in pair:  # the references trace their graphs before the fault is planted
+        one_by_one(runner, SCRIPT, 0, 1)
+    monkeypatch.setattr("circuit.bisect.eager_pair", lambda *_: pair)
+    swapped_lanes(monkeypatch)
+    words = first_bad_build(bound, "target", SCRIPT, 1)
     assert "merge merges 2 products at" in words and "decoder.py" in words
 
 
