@@ -146,7 +146,8 @@ def check(subject: Subject, runner: TritonRunner, key: GraphKey, held: int) -> d
         triples[name] = tuple(v[touched].double().cpu().numpy() for v in values)
         after.copy_(before)
     problems = [
-        f"{name} is {np.abs(seen - truth).max():.3g} from float64, eager {np.abs(base - truth).max():.3g}"
+        f"{name} is {np.abs(seen - truth).max():.3g} from float64, eager "
+        f"{np.abs(base - truth).max():.3g}"
         for name, (seen, base, truth) in triples.items()
         if not no_worse_than_eager(seen, base, truth)
     ]

@@ -27,8 +27,8 @@ OWN_ROWS = 96 * 1024  # bytes of rounded rows that a thread may hold on its stac
 class CppSchedule(Schedule):
     """How a region is cut up.
 
-    `rows` by `panels` (of 16 columns) are computed at once, `chunk` units are drawn at a time by a thread,
-    and `shared` prepares the rows once for all threads instead of once in each.
+    `rows` by `panels` (of 16 columns) are computed at once, `chunk` units are drawn at a time by a
+    thread, and `shared` prepares the rows once for all threads instead of once in each.
     """
 
     rows: int = 1
@@ -51,7 +51,9 @@ def templates() -> jinja2.Environment:
 
 
 def emit_kernel(lowered: Lowered, schedule: CppSchedule, layouts: Mapping[str, str]) -> Kernel:
-    """The kernel of a region: the template of its anchor, or the one of regions without an anchor."""
+    """The kernel of a region: the template of its anchor, or the
+    one of regions without an anchor.
+    """
     name = lowered.anchor.target.name if lowered.anchor is not None else "region"
     return _EMITTERS[name](_Region(lowered, schedule, layouts))
 
@@ -119,7 +121,9 @@ def unit_of(lowered: Lowered, panels: int) -> Unit:
 
 
 def _stored(store: Store, columns: int, width: int, rows: int) -> int:
-    """How many columns of a store read only the first `width` columns of the result; 0 if ill-cut."""
+    """How many columns of a store read only the first `width`
+    columns of the result; 0 if ill-cut.
+    """
     extent, lead = store.value.shape[-1], (row(rows),)
     count = 0
     while count < extent and count < width:
@@ -187,7 +191,9 @@ def _stored_columns(scope: Scope, store: Store, u: Expr, stored: int, m: int) ->
 
 
 def rounded_bytes(weight: Format, k: int) -> int:
-    """Bytes of one row of activations as products with `weight` read it, 64-byte aligned for blocks."""
+    """Bytes of one row of activations as products with `weight` read
+    it, 64-byte aligned for blocks.
+    """
     if weight is Format.F32:
         return 4 * k
     if weight is Format.BF16:
