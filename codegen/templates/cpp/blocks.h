@@ -80,26 +80,27 @@ struct Q8_0 {
       t[r][b].l[i] = s;
     }
 #else
-    // |w| * (x with the sign of w) stays in int16: 2 * 128 * 127 < 2^15
-    __m256i s[R][B][2];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < B; b++)
-      s[r][b][0] = s[r][b][1] = _mm256_setzero_si256();
-    UNROLL for (int g = 0; g < 8; g++) UNROLL for (int b = 0; b < B; b++) {
-      const uint8_t* q = p + b * stride + g * 64;
-      fetch<S>(f + b * stride + g * 64);
-      UNROLL for (int h = 0; h < 2; h++) {
-        __m256i w = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)q + h),
-                                     _mm256_set1_epi8((char)0x80));
-        __m256i size = _mm256_abs_epi8(w);
-        UNROLL for (int r = 0; r < R; r++) {
-          __m256i xb = _mm256_set1_epi32(word(x[r].q + kb * 32 + g * 4));
-          s[r][b][h] = _mm256_add_epi32(
-              s[r][b][h], pairs_to_int(_mm256_maddubs_epi16(size, _mm256_sign_epi8(xb, w))));
+    // |w| * (x with the sign of w) stays in int16: 2 * 128 * 127 < 2^15. Panels and groups are
+    // loops that stay loops, so that the sums of R rows keep the registers.
+    _Pragma("GCC unroll 1") for (int b = 0; b < B; b++) {
+      __m256i s[R][2];
+      UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+      _Pragma("GCC unroll 1") for (int g = 0; g < 8; g++) {
+        const uint8_t* q = p + b * stride + g * 64;
+        fetch<S>(f + b * stride + g * 64);
+        UNROLL for (int h = 0; h < 2; h++) {
+          __m256i w = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)q + h),
+                                       _mm256_set1_epi8((char)0x80));
+          __m256i size = _mm256_abs_epi8(w);
+          UNROLL for (int r = 0; r < R; r++) {
+            __m256i xb = _mm256_set1_epi32(word(x[r].q + kb * 32 + g * 4));
+            s[r][h] = _mm256_add_epi32(
+                s[r][h], pairs_to_int(_mm256_maddubs_epi16(size, _mm256_sign_epi8(xb, w))));
+          }
         }
       }
+      UNROLL for (int r = 0; r < R; r++) t[r][b] = v_ijoined(s[r][0], s[r][1]);
     }
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int b = 0; b < B; b++) t[r][b] = v_ijoined(s[r][b][0], s[r][b][1]);
 #endif
   }
   template <int R, int B, int K, bool S>
@@ -166,28 +167,29 @@ template <bool MINIMA> struct Q4 {
 #else
     // a lane sums 16 products below 15 * 127 in int16: at most 30480
     const __m256i mask = _mm256_set1_epi8(15);
-    __m256i s[R][B][2];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < B; b++)
-      s[r][b][0] = s[r][b][1] = _mm256_setzero_si256();
-    UNROLL for (int g = 0; g < 4; g++) UNROLL for (int b = 0; b < B; b++) {
-      const uint8_t* q = p + b * stride + g * 64;
-      fetch<S>(f + b * stride + g * 64);
-      UNROLL for (int h = 0; h < 2; h++) {
-        __m256i both = _mm256_loadu_si256((const __m256i*)q + h);
-        __m256i low = _mm256_and_si256(both, mask);
-        __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-        UNROLL for (int r = 0; r < R; r++) {
-          const int8_t* xq = x[r].q + kb * 32 + g * 4;
-          __m256i a = _mm256_maddubs_epi16(low, _mm256_set1_epi32(word(xq)));
-          __m256i c = _mm256_maddubs_epi16(high, _mm256_set1_epi32(word(xq + 16)));
-          s[r][b][h] = _mm256_add_epi16(s[r][b][h], _mm256_add_epi16(a, c));
+    _Pragma("GCC unroll 1") for (int b = 0; b < B; b++) {
+      __m256i s[R][2];
+      UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = _mm256_setzero_si256();
+      _Pragma("GCC unroll 1") for (int g = 0; g < 4; g++) {
+        const uint8_t* q = p + b * stride + g * 64;
+        fetch<S>(f + b * stride + g * 64);
+        UNROLL for (int h = 0; h < 2; h++) {
+          __m256i both = _mm256_loadu_si256((const __m256i*)q + h);
+          __m256i low = _mm256_and_si256(both, mask);
+          __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+          UNROLL for (int r = 0; r < R; r++) {
+            const int8_t* xq = x[r].q + kb * 32 + g * 4;
+            __m256i a = _mm256_maddubs_epi16(low, _mm256_set1_epi32(word(xq)));
+            __m256i c = _mm256_maddubs_epi16(high, _mm256_set1_epi32(word(xq + 16)));
+            s[r][h] = _mm256_add_epi16(s[r][h], _mm256_add_epi16(a, c));
+          }
         }
       }
-    }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < B; b++) {
-      __m256i start = _mm256_set1_epi32(MINIMA ? 0 : zero * x[r].sum[kb]);
-      t[r][b] = v_ijoined(_mm256_add_epi32(pairs_to_int(s[r][b][0]), start),
-                          _mm256_add_epi32(pairs_to_int(s[r][b][1]), start));
+      UNROLL for (int r = 0; r < R; r++) {
+        __m256i start = _mm256_set1_epi32(MINIMA ? 0 : zero * x[r].sum[kb]);
+        t[r][b] = v_ijoined(_mm256_add_epi32(pairs_to_int(s[r][0]), start),
+                            _mm256_add_epi32(pairs_to_int(s[r][1]), start));
+      }
     }
 #endif
   }

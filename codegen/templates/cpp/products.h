@@ -2,8 +2,8 @@
 // of a vector are outputs, and each output is one chain of additions over k, whatever R and B.
 #pragma once
 
-// Where weights are read once (S), `fetch` asks for a line that the stream reads `AHEAD` bytes later;
-// past the end of a panel (`last`) the stream goes on `jump` bytes further.
+// Where weights are read once (S), `fetch` asks for a line that the stream reads `AHEAD` bytes
+// later; past the end of a panel (`last`) the stream goes on `jump` bytes further.
 static constexpr size_t AHEAD = 2048;
 INLINE const uint8_t* ahead(const uint8_t* p, bool last, size_t jump) {
   size_t distance = last ? AHEAD + jump : AHEAD;
