@@ -18,7 +18,7 @@ from runners.base import Runner
 from runners.kv import Lease
 
 CIRCUIT = "circuit"
-HELD = 64  # rows of the text that every step continues
+HELD = 64  # rows of the text that every step continues; half a context that is shorter than two
 PROMPT = 512  # tokens of a timed prompt
 DRAFT = "draft "  # stands before the keys of a head
 
@@ -88,6 +88,7 @@ def steps_of(
 def _step(loaded: Loaded, part: str, runner: Runner, key: GraphKey, lease: Lease) -> Step | None:
     types = runner.inputs(key)
     table = lease.table(types["tables"].shape[1])
+    held = min(HELD, lease.rows // 2)
     ids = random_ids(loaded.recipe.config.vocab_size, HELD + PROMPT)
     width = types["hidden"].shape[1] if "hidden" in types else 0
     hidden = np.random.default_rng(1).standard_normal(width, np.float32) if width else None
@@ -102,10 +103,10 @@ def _step(loaded: Loaded, part: str, runner: Runner, key: GraphKey, lease: Lease
         feeds = tuple(feed(key, types, rows(first, key.rows), [table]) for first in starts)
         return Step(key, label_of(part, key), PROMPT, feeds)
     if key.mode is Mode.BATCH:
-        given = [Row(int(ids[i]), HELD, hidden) for i in range(key.rows)]
+        given = [Row(int(ids[i]), held, hidden) for i in range(key.rows)]
         return Step(
             key, label_of(part, key), key.rows, (feed(key, types, given, [table] * key.rows),)
         )
     live = 1 if key.mode is Mode.CHAIN else key.rows
-    given = feed(key, types, rows(HELD, live), [table])
+    given = feed(key, types, rows(held, live), [table])
     return Step(key, label_of(part, key), key.rows, (given,))
