@@ -400,6 +400,7 @@ def test_bench_writes_texts_with_and_without_drafts(artifact, tmp_path):
     found = result("bench", artifact, "--text", prompts, "--peers", "eager", "-n", "12")
     assert found["with_drafts"]["equal_texts"] == 2
     assert found["with_drafts_and_lookup"]["equal_texts"] == 2
-    assert [(r["drafts"], r["lookup"]) for r in found["rows"]] == [(0, False), (3, False), (3, True)]
+    sides = [(row["drafts"], row["lookup"]) for row in found["rows"]]
+    assert sides == [(0, False), (3, False), (3, True)]
     prompts.write_text("{}")
     assert "list of texts" in refusal("bench", artifact, "--text", prompts, code=2)
