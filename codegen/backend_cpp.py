@@ -11,8 +11,9 @@ import numpy as np
 
 from codegen.backend import Backend, Report, silent
 from codegen.cpp_dialect import PANELS
-from codegen.cpp_emit import FOLDER, CppSchedule, emit_kernel, rounded_bytes, templates
+from codegen.cpp_emit import emit_kernel
 from codegen.cpp_pack import panel_bytes, panels_bytes, to_panels
+from codegen.cpp_source import FOLDER, CppSchedule, templates
 from codegen.device import machine_facts
 from codegen.kernel import Kernel
 from codegen.lower import Lowered, Operand
@@ -222,4 +223,4 @@ def _tile_rows(m: int) -> int:
     return m if m <= 4 else 4 if m % 4 == 0 or m > 8 else 3
 
 
-__all__ = ["CppBackend", "CppSchedule", "chosen_extensions", "rounded_bytes"]
+__all__ = ["CppBackend", "CppSchedule", "chosen_extensions"]

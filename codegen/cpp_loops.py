@@ -102,6 +102,11 @@ class Scope:
         return CppPrinter(self.places).print(position)[1][0]
 
 
+def last_address(scope: Scope, index: Sequence[Expr]) -> str:
+    """The last dimension of `index`, in C++."""
+    return scope.address((index[-1],), (1,))
+
+
 def indented(lines: Sequence[str]) -> list[str]:
     """`lines` two columns to the right."""
     return [f"  {line}" for block in lines for line in block.split("\n")]

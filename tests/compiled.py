@@ -13,7 +13,7 @@ from codegen.lower import lower
 from codegen.plan import Space
 from codegen.planning import make_plan, weight_name
 from codegen.store import KernelStore
-from ir.graph import Graph, GraphKey, Role, op_of, type_of
+from ir.graph import Graph, GraphKey, Mode, Role, op_of, type_of
 from ir.interpret import merged_rows
 from ir.op import Value
 from ir.tensor import PackedTensor, TensorType
@@ -118,3 +118,13 @@ def raw(value: Value) -> np.ndarray:
     return (
         data.view(torch.uint8).numpy() if data.dim() else data.reshape(1).view(torch.uint8).numpy()
     )
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers from a seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch(rows: int) -> GraphKey:
+    """The key of a program of `rows` rows."""
+    return GraphKey(Mode.BATCH, rows)

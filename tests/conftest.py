@@ -17,3 +17,11 @@ if not torch.cuda.is_available():
 def kernel_folder(tmp_path_factory):
     """A kernel store of the whole run: what one test has built, another does not build again."""
     return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
+def store(kernel_folder):
+    """The store over that folder."""
+    from codegen.store import KernelStore
+
+    return KernelStore(kernel_folder)
