@@ -72,7 +72,7 @@ def test_a_chain_of_drafts_has_the_bytes_of_its_chain_of_nodes(contract, backend
     assert_fusions_are_exact(graph, backend, store)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(recipes, st.integers(0, 99))
 def test_random_fusions_have_the_bytes_of_their_chains(backend, store, recipe, seed):
     assert_fusions_are_exact(recipe.graph(), backend, store, seed)
