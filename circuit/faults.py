@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.backend import ROWS
 from codegen.plan import Plan, Space
 from ir.key import DECODE
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Fault:
     """One changed byte of a weight of DECODE: of its first vector, or
-    of its first matrix in panels.
+    of its first matrix.
     """
 
     name: str
@@ -28,9 +27,10 @@ class Fault:
 
 FAULTS = (Fault("one byte of a norm", 1), Fault("one byte of a matrix", 2))
 EXPONENT_BIT = 0x40
-PLACES = (
-    32  # a low bit of one of many weights may be too small to matter, so several bytes are tried
-)
+# A low bit of one of many weights may be too small to matter, so several bytes are tried, scattered
+# over the weight, so that bytes of every kind (scales too) are among them.
+PLACES = 256
+STRIDE = 2654435761
 
 
 def seen(runner: NativeRunner, fault: Fault, is_wrong: Callable[[], bool]) -> bool:
@@ -59,14 +59,12 @@ def _victim(plan: Plan, fault: Fault) -> int:
             buffer = plan.buffers[number]
             if buffer.space is not Space.WEIGHT or not buffer.type.format.is_float:
                 continue
-            whole = buffer.layout != ROWS or fault.dimensions == 1  # tables are read by single rows
+            whole = launch.bytes >= buffer.type.nbytes  # of a table only some rows are read
             if whole and len(buffer.type.shape) == fault.dimensions:
                 return number
     raise AssertionError(f"the plan of {plan.key} reads no weight of {fault.dimensions} dimensions")
 
 
 def _offset(size: int, place: int) -> int:
-    """Byte number `place` to try: the last of four, which holds an
-    exponent where numbers are f32.
-    """
-    return min(size - 1, size * (2 * place + 1) // (2 * PLACES) // 4 * 4 + 3)
+    """Byte number `place` to try of a weight of `size` bytes."""
+    return (place + 1) * STRIDE % size
