@@ -56,7 +56,7 @@ struct Team {
       return;
     }
     for (int spins = 0; phase.load(std::memory_order_acquire) == now; spins++)
-      if (spins < 100000) RELAX(); else std::this_thread::yield();
+      if (spins < 2000) RELAX(); else std::this_thread::yield();  // others may need the core
   }
 
   // The first of `amount` tickets that no other lane has drawn since the last barrier.
