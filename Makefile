@@ -16,7 +16,7 @@ demo: .venv/demo
 
 test: .venv/test
 	$(BIN)/python -m ruff check .
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -23,7 +23,7 @@ def attention_kernel(region: RegionSource) -> Kernel:
         ),
     ]
     result = Scope(region.places, lambda i: f"head.acc[{i[-1]}]")
-    epilogue = []
+    epilogue = scope.stats_read(low.stats, [s.value for s in low.stores], index)
     for store in low.stores:
         shape = tuple(store.value.shape)
         assert len(shape) == 3, f"attention stores heads, not {shape}"

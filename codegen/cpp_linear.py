@@ -69,7 +69,8 @@ def linear_kernel(region: RegionSource) -> Kernel:
     tile = Scope(
         region.places, lambda index: f"tile[r][{index[-1]}]", local_columns(u, unit.panels * LANES)
     )
-    epilogue = [
+    epilogue = scope.stats_read(low.stats, [s.value for s in low.stores], (row(m),))
+    epilogue += [
         line
         for store, stored in zip(low.stores, unit.stored)
         for line in _stored_columns(tile, store, u, stored, m)

@@ -51,6 +51,14 @@ class Scope:
             lines += self.scalar("float", stat.name, stat.value.at(*index[: len(stat.value.shape)]))
         return lines
 
+    def stats_read(self, stats: Sequence[Stat], values: Sequence[Lazy], index: Index) -> list[str]:
+        """The statements of `stats`, if `values` read any of them."""
+        read = any(
+            accesses(value.at(*(var(f"probe{d}") for d in range(len(value.shape)))), "stat")
+            for value in values
+        )
+        return self.stats(stats, index) if read else []
+
     def fill(
         self, value: Lazy, lead: Index, assign: Assign, *, start: Expr | None = None,
         count: int | None = None, live: str | None = None,

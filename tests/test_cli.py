@@ -250,11 +250,17 @@ def test_a_full_disk_leaves_nothing(models, tmp_path, monkeypatch):
     assert list(out.parent.iterdir()) == []
 
 
+def heed_interrupts() -> None:
+    """Undoes what a shell does to jobs in the background, which ignore interrupts from birth."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_compile_that_is_interrupted_leaves_nothing(models, tmp_path):
     out = tmp_path / "o"
     process = subprocess.Popen(
         [sys.executable, "-m", "circuit.cli", "compile", str(models / "model"), "-o", str(out)],
         cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=heed_interrupts,
         env={**os.environ, "CIRCUIT_CACHE": str(tmp_path / "cache")},
     )  # fmt: skip
     for line in process.stderr:

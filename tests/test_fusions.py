@@ -17,7 +17,7 @@ from ir.sample import sample
 from ir.tensor import Format
 from tests.compiled import run
 from tests.programs import CPU, QWEN35, head_graph, target_graph
-from tests.strategies import recipes
+from tests.strategies import Recipe, Step, recipes
 
 FORMATS = [Format.F32, Format.BF16, Format.Q8_0, Format.Q4_1]
 
@@ -76,6 +76,12 @@ def test_a_chain_of_drafts_has_the_bytes_of_its_chain_of_nodes(contract, backend
 @given(recipes, st.integers(0, 99))
 def test_random_fusions_have_the_bytes_of_their_chains(backend, store, recipe, seed):
     assert_fusions_are_exact(recipe.graph(), backend, store, seed)
+
+
+def test_an_epilogue_that_reads_a_row_statistic_has_the_bytes_of_its_chain(backend, store):
+    steps = (Step("norm", 0, 0, 0), Step("add", 0, 0, 0), Step("attend", 0, 1, 0))
+    recipe = Recipe(rows=1, format=Format.F32, steps=steps, outputs=(3,))
+    assert_fusions_are_exact(recipe.graph(), backend, store)
 
 
 def test_one_byte_is_seen():
