@@ -10,7 +10,7 @@ import numpy as np
 from codegen.cpp_dialect import CppPrinter, Place, Rewrite, addressed, rewritten
 from codegen.expr import Expr, accesses, const, iadd, imul, make, var
 from codegen.lazy import Lazy
-from codegen.lower import Stat
+from codegen.lower import Stat, reads
 from ir.format import Format
 
 LANES = 16
@@ -53,11 +53,7 @@ class Scope:
 
     def stats_read(self, stats: Sequence[Stat], values: Sequence[Lazy], index: Index) -> list[str]:
         """The statements of `stats`, if `values` read any of them."""
-        read = any(
-            accesses(value.at(*(var(f"probe{d}") for d in range(len(value.shape)))), "stat")
-            for value in values
-        )
-        return self.stats(stats, index) if read else []
+        return self.stats(stats, index) if any(reads(v, "stat") for v in values) else []
 
     def fill(
         self, value: Lazy, lead: Index, assign: Assign, *, start: Expr | None = None,

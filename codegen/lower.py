@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch.fx
 
-from codegen.expr import Expr, make
+from codegen.expr import Expr, accesses, make
 from codegen.lazy import Lazy
 from ir.graph import Graph, Role, Slot, kind_of, op_of, type_of
 from ir.op import Kind
@@ -121,7 +121,7 @@ class _Lowering:
         op = op_of(node)
         value = op.body(*(self.value(a) for a in node.args), **node.kwargs)
         read_again = any(user in self.inside for user in node.users)
-        if op.kind is Kind.ROW and read_again and not _reads_anchor(value):
+        if op.kind is Kind.ROW and read_again and not reads(value, "acc"):
             name, format = f"s{len(self.stats)}", value.format
             self.stats.append(Stat(name, value))
             value = Lazy(
@@ -130,9 +130,9 @@ class _Lowering:
         self.values[node] = value
 
 
-def _reads_anchor(value: Lazy) -> bool:
-    probe = value.at(*(_probe(d) for d in range(len(value.shape))))
-    return any(e.op == "acc" for e in probe.walk())
+def reads(value: Lazy, op: str) -> bool:
+    """True if an element of `value` is made of a node of kind `op` (`acc`, `stat`, ...)."""
+    return bool(accesses(value.at(*(_probe(d) for d in range(len(value.shape)))), op))
 
 
 def _probe(dimension: int) -> Expr:
