@@ -31,3 +31,23 @@ class BadStopThreshold(CircuitError):
 class BadCutRatio(CircuitError):
     says = "the cut ratio {value} is not a number from 0 to 1"
     hint = "ratios are rounded to 0.25, 0.5, 0.75 or 1"
+
+
+class BadGateSetting(CircuitError):
+    says = "the gate's {name} is {value}, which is not {wanted}"
+    hint = "leave it out for its default"
+
+
+class BadCostTable(CircuitError):
+    says = "the cost table is refused: {problem}"
+    hint = "measure every (sequences, drafts) pair with `circuit bench` and give positive costs"
+
+
+class StaleCostTable(CircuitError):
+    says = "the cost table was measured with {mode} plan {measured}, the live plan is {live}"
+    hint = "measure again with the artifact that is to be run"
+
+
+class BadRowTable(CircuitError):
+    says = "the row table `{text}` is refused: {problem}"
+    hint = "write depth x count runs of unequal neighbours, such as `4x3 3x2! 2x1!`"

@@ -59,6 +59,21 @@ class Ladder:
         return tuple((low, drafts) for low, (_, drafts) in zip(lows, self.steps, strict=True))
 
 
+def ladder_of_rungs(rungs: tuple[tuple[int, int], ...]) -> Ladder:
+    """The pinned ladder that is a rung table written by upper bounds; the last rung has no end."""
+    highs = (*(low - 1 for low, _ in rungs[1:]), max(MOST_SEQUENCES, rungs[-1][0]))
+    steps = tuple((high, drafts) for high, (_, drafts) in zip(highs, rungs, strict=True))
+    return Ladder(steps, pinned=True)
+
+
+def one_sequence_only(cap: int) -> bool:
+    """True where catch-up, refeed and carry may be on: one sequence is dispatched at a time.
+
+    What is kept for one sequence would otherwise be fed to another.
+    """
+    return cap <= 1
+
+
 class CapSource(Enum):
     """Where the dispatch cap came from."""
 

@@ -80,11 +80,15 @@ class Rung:
         depth = 2 if ratio >= ENTER else 1 if ratio < LEAVE else self.depth
         return Rung(depth, fast, slow, accepted, slow, 0)
 
-    def drafts(self, n_active: int, ladder_drafts: int, num_drafts: int) -> int:
+    def drafts(
+        self, n_active: int, ladder_drafts: int, num_drafts: int, *, adaptive: bool = True
+    ) -> int:
         """Drafts for this step: never below the ladder, two at most,
         only for batches of 9 to 16.
+
+        `adaptive` is False where a person chose the ladder or a static rung: the ladder decides.
         """
-        if n_active not in ADAPTIVE_WIDTHS or num_drafts < 2:
+        if not adaptive or n_active not in ADAPTIVE_WIDTHS or num_drafts < 2:
             return ladder_drafts
         return max(ladder_drafts, 2 if self.depth == 2 or self.probes() else 1)
 
