@@ -194,6 +194,13 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")
     ] = False,
+    lever: Annotated[
+        list[str] | None,
+        typer.Option("--lever", help="A switch of drafting, as draft_stop=0.5; may be repeated."),
+    ] = None,
+    levers: Annotated[
+        Path | None, typer.Option("--levers", help="Such switches in TOML, under [levers].")
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -206,7 +213,7 @@ def generate(
         request = GenerateRequest(
             folder=folder, prompt=prompt, chat=chat, max_tokens=max_tokens,
             drafts=0 if no_draft else drafts, lookup=lookup, eager=eager, ignore_eos=ignore_eos,
-            threads=threads,
+            levers=tuple(lever or ()), lever_file=levers, threads=threads,
         )  # fmt: skip
         return generate_text(request, screen)
 

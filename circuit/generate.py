@@ -39,16 +39,19 @@ class GenerateRequest:
     eager: bool
     ignore_eos: bool
     threads: int | None
+    levers: tuple[str, ...] = ()
+    lever_file: Path | None = None
 
 
 def generate_text(request: GenerateRequest, screen: Screen) -> Record:
     """Streams the text that follows the prompt; the record holds it
     with its ids, times and counts.
     """
+    levers = options.levers(request.levers, request.lever_file)
     loaded = Loaded.read(request.folder)
     prompt = prompt_ids(loaded.tokenizer, _text(request.prompt), request.chat)
     drafts = request.drafts if loaded.recipe.heads else 0
-    engine, close = open_engine(loaded, request, options.levers(), draft=drafts > 0)
+    engine, close = open_engine(loaded, request, levers, draft=drafts > 0)
     try:
         return _run(engine, loaded, prompt, drafts, request, screen)
     finally:

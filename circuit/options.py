@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from codegen.device import physical_cores
 from ir.errors import CircuitError
+from proposers.knobs import KNOBS, levers_of_knobs
 from proposers.levers import ModelLevers
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -68,9 +71,53 @@ def _quota() -> int:
     return 1 << 16 if quota == "max" else max(1, int(quota) // int(period))
 
 
-def levers() -> ModelLevers:
-    """The switches of drafting; each has a variable: $CIRCUIT_TRIM,
-    $CIRCUIT_DRAFTER_PREFILL and so on.
+def levers(
+    given: Sequence[str] = (), file: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> ModelLevers:
+    """The switches of drafting: defaults, then the environment, then `file`, then `given`.
+
+    `given` are `name=value` texts of the command line; `file` is TOML with a table `[levers]`. Each
+    lever has a variable ($CIRCUIT_TRIM, $CIRCUIT_DRAFT_STOP and so on), and so has each knob of
+    older engines ($CIRCUIT_MTP_K_LADDER); the two must not contradict each other.
     """
-    names = {f"CIRCUIT_{f.name.upper()}": f.name for f in fields(ModelLevers)}
-    return ModelLevers.parse({f: os.environ[n] for n, f in names.items() if os.environ.get(n)})
+    values: dict[str, object] = dict(_from_environment(environment))
+    if file is not None:
+        values |= _from_file(file)
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise BadOption(
+                name="--lever", given=text, problem="name=value is needed",
+                advice="Write --lever draft_stop=0.5, for instance.",
+            )  # fmt: skip
+        values[name.strip()] = value.strip()
+    return ModelLevers.parse(values)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    own = {f.name: f"CIRCUIT_{f.name.upper()}" for f in fields(ModelLevers)}
+    values = {name: environment[v] for name, v in own.items() if environment.get(v)}
+    known = {k: environment[f"CIRCUIT_{k}"] for k in KNOBS if f"CIRCUIT_{k}" in environment}
+    for name, text in levers_of_knobs(known).items():
+        if values.setdefault(name, text) != text:
+            raise BadOption(
+                name=own[name], given=values[name], problem=f"an older knob says {name} {text}",
+                advice="Leave one of the two out.",
+            )  # fmt: skip
+    return values
+
+
+def _from_file(file: Path) -> dict[str, object]:
+    try:
+        tables = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadOption(
+            name="--levers", given=str(file), problem=f"it cannot be read as TOML ({error})",
+            advice="Write a table [levers] with one `name = value` per line.",
+        ) from error  # fmt: skip
+    if tables.keys() != {"levers"} or not isinstance(tables["levers"], dict):
+        raise BadOption(
+            name="--levers", given=str(file), problem=f"it holds {', '.join(tables) or 'nothing'}",
+            advice="Write one table [levers] and nothing else.",
+        )  # fmt: skip
+    return tables["levers"]
