@@ -123,7 +123,7 @@ class CppBackend(Backend):
             return [CppSchedule(rows=r) for r in (1, 2, 4, 8, 16) if r <= rows]
         if name != "linear":
             return [CppSchedule()]
-        tiles = [(r, p) for r in (1, 2, 3, 4, 6, 8) for p in (1, 2, 4) if r <= rows]
+        tiles = [(r, p) for r in (1, 2, 3, 4, 6, 8) for p in (1, 2, 3, 4) if r <= rows]
         return [
             CppSchedule(r, p, chunk, shared)
             for r, p in tiles for chunk in (1, 2, 4, 8) for shared in (False, True)
@@ -146,6 +146,7 @@ class CppBackend(Backend):
         return (
             10 * abs(schedule.rows - rows)
             + 5 * (4 - schedule.panels)
+            + 100 * _idle(units)
             + abs(schedule.chunk - min(wanted, max(1, units // 6)))
             + (schedule.shared != (m >= 4))
         )
@@ -216,6 +217,13 @@ class CppBackend(Backend):
             "compiler": self.compiler.version,
             "flags": " ".join((*_FLAGS, *self._machine_flags())),
         }
+
+
+def _idle(units: int) -> float:
+    """The share of time that lanes wait when `units` equal units go
+    to teams of 2 and of 4: the mean.
+    """
+    return sum(-(-units // lanes) * lanes / units - 1 for lanes in (2, 4)) / 2
 
 
 def _tile_rows(m: int) -> int:

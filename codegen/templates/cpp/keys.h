@@ -76,9 +76,8 @@ INLINE void transpose(vf (&r)[16]) {
 }
 #endif
 
-template <int D> struct alignas(64) Chunk {  // 64 rows of the cache, ready for use
+template <int D> struct alignas(64) Chunk {  // the keys of 64 rows of the cache, ready for use
   float k[4][D][16];
-  float v[64][(D + 15) / 16 * 16];
 };
 template <int D> struct alignas(64) Head {  // one query head of one row, and what it has seen
   float q[D];
@@ -87,27 +86,44 @@ template <int D> struct alignas(64) Head {  // one query head of one row, and wh
   float best;
 };
 
-// Reads rows first .. first + n - 1 of key-value head g. Lines past n are not touched in v, and
-// in k they hold whatever the block holds.
+// One key-value head of one sequence. A block of it is a short run of memory, so that the
+// processor does not foresee the next one: while keys are turned, values are asked for, and while
+// values are summed, the keys of the chunk after.
+template <int G, int D, class T> struct Cached {
+  const T* cache;
+  const int32_t* table;
+  int g, rows;
+  const T* keys(int first) const {
+    return cache + ((size_t)table[first / 16] * 2 * G + g) * 16 * D;
+  }
+  const T* values(int first) const { return keys(first) + (size_t)G * 16 * D; }
+};
+template <class T> INLINE void fetch_row(const T* row, int width) {
+  for (size_t i = 0; i < width * sizeof(T); i += 64) fetch<true>((const uint8_t*)row + i);
+}
+template <int D, class T> INLINE vf v_row(const T* row, int d) {  // zero past the end of the row
+  if (d + 16 <= D) return v_cached(row + d);
+  float part[16] = {};
+  for (int i = 0; d + i < D; i++) part[i] = cached(row[d + i]);
+  return v_load(part);
+}
+
+// Reads the keys of rows first .. first + n - 1. Lanes past n hold whatever the block holds.
 template <int G, int D, class T>
-static void read_chunk(const T* cache, const int32_t* table, int g, int first, int n,
-                       Chunk<D>& c) {
+static void read_keys(const Cached<G, D, T>& cache, int first, int n, Chunk<D>& c) {
   constexpr int whole = D / 16 * 16;
   for (int b = 0; b * 16 < n; b++) {
-    const T* k = cache + ((size_t)table[first / 16 + b] * 2 * G + g) * 16 * D;
-    const T* v = k + (size_t)G * 16 * D;
+    const T* k = cache.keys(first + b * 16);
+    const T* v = cache.values(first + b * 16);
     for (int d = 0; d < whole; d += 16) {
       vf r[16];
       UNROLL for (int i = 0; i < 16; i++) r[i] = v_cached(k + i * D + d);
       transpose(r);
       UNROLL for (int i = 0; i < 16; i++) v_store(c.k[b][d + i], r[i]);
+      fetch_row(v + d * 16, 256);
     }
     for (int d = whole; d < D; d++)
       for (int i = 0; i < 16; i++) c.k[b][d][i] = cached(k[i * D + d]);
-    for (int i = 0; i < 16 && b * 16 + i < n; i++) {
-      for (int d = 0; d < whole; d += 16) v_store(&c.v[b * 16 + i][d], v_cached(v + i * D + d));
-      for (int d = whole; d < D; d++) c.v[b * 16 + i][d] = cached(v[i * D + d]);
-    }
   }
 }
 
@@ -145,7 +161,10 @@ INLINE void weigh(const Chunk<D>& c, Head<D>* h, float scale, int n, float (*p)[
   }
 }
 
-template <int H, int D> static void take_chunk(const Chunk<D>& c, Head<D>* h, float scale, int n) {
+// Rows first .. first + n - 1 for H heads of one row of the program.
+template <int H, int G, int D, class T>
+static void take_chunk(const Cached<G, D, T>& cache, const Chunk<D>& c, Head<D>* h, float scale,
+                       int first, int n) {
   alignas(64) float p[H][64];
   float shrink[H];
   switch ((n + 15) / 16) {
@@ -160,12 +179,17 @@ template <int H, int D> static void take_chunk(const Chunk<D>& c, Head<D>* h, fl
     vf a[H][S];
     UNROLL for (int j = 0; j < H; j++) UNROLL for (int e = 0; e < S; e++)
       a[j][e] = v_mul(v_load(h[j].acc + d + e * 16), v_set(shrink[j]));
-    for (int i = 0; i < n; i++) {
-      vf v[S];
-      UNROLL for (int e = 0; e < S; e++) v[e] = v_load(&c.v[i][d + e * 16]);
-      UNROLL for (int j = 0; j < H; j++) {
-        vf w = v_set(p[j][i]);
-        UNROLL for (int e = 0; e < S; e++) a[j][e] = v_fma(w, v[e], a[j][e]);
+    for (int b = 0; b * 16 < n; b++) {
+      const T* v = cache.values(first + b * 16);
+      const T* ahead = cache.keys(lesser(first + 64 + b * 16, cache.rows - 1));
+      for (int i = 0; i < 16 && b * 16 + i < n; i++) {
+        fetch_row(ahead + i * D + d, S * 16);
+        vf row[S];
+        UNROLL for (int e = 0; e < S; e++) row[e] = v_row<D>(v + i * D, d + e * 16);
+        UNROLL for (int j = 0; j < H; j++) {
+          vf w = v_set(p[j][b * 16 + i]);
+          UNROLL for (int e = 0; e < S; e++) a[j][e] = v_fma(w, row[e], a[j][e]);
+        }
       }
     }
     UNROLL for (int j = 0; j < H; j++) UNROLL for (int e = 0; e < S; e++)
@@ -192,14 +216,14 @@ static void attend(const T* cache, const int32_t* table, const int32_t* indices,
       h.best = -INFINITY;
     }
   }
+  const Cached<G, D, T> cached{cache, table, g, longest};
   for (int first = 0; first < longest; first += 64) {
-    int count = longest - first < 64 ? longest - first : 64;
-    read_chunk<G, D, T>(cache, table, g, first, count, c);
+    read_keys(cached, first, lesser(longest - first, 64), c);
     for (int r = 0; r < n; r++) {
       int live = indices[r] + 1 - first;
       if (live <= 0) continue;
       for (int j = 0; j < HEADS; j += H)
-        take_chunk<H, D>(c, heads + r * HEADS + j, scale, live < 64 ? live : 64);
+        take_chunk<H>(cached, c, heads + r * HEADS + j, scale, first, lesser(live, 64));
     }
   }
   for (int i = 0; i < n * HEADS; i++) {

@@ -1,6 +1,8 @@
 // What is built from vectors: folds over lanes in one fixed tree, the exponential, scalar forms.
 #pragma once
 
+INLINE int lesser(int a, int b) { return a < b ? a : b; }
+
 INLINE float fold_sum(const float* l) {
   float q[4];
   for (int i = 0; i < 4; i++) q[i] = (l[i] + l[i + 8]) + (l[i + 4] + l[i + 12]);

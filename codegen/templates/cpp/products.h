@@ -17,6 +17,7 @@ template <bool S> INLINE void fetch(const uint8_t* p) {
 // f32: panel [K][16].
 struct F32 {
   template <int K> struct Row { float x[K]; };
+  template <int K> static constexpr size_t head() { return 0; }
   template <int K> static constexpr size_t panel() { return (size_t)K * 64; }
   template <int K> INLINE float at(const uint8_t* w, int64_t n, int64_t k) {
     return ((const float*)(w + n / 16 * panel<K>()))[k * 16 + n % 16];
@@ -44,6 +45,7 @@ struct F32 {
 // bf16: panel [K/2][16][2]; rows are rounded to bf16, an odd K is padded with zero.
 struct Bf16 {
   template <int K> struct Row { uint16_t x[(K + 1) / 2 * 2]; };
+  template <int K> static constexpr size_t head() { return 0; }
   template <int K> static constexpr size_t panel() { return (size_t)((K + 1) / 2) * 64; }
   template <int K> INLINE float at(const uint8_t* w, int64_t n, int64_t k) {
     const uint16_t* p = (const uint16_t*)(w + n / 16 * panel<K>());

@@ -3,19 +3,34 @@
 #include "simd.h"
 #include "lanes.h"
 #include "team.h"
-#include "keys.h"
 #include "products.h"
+#include "keys.h"
 #include "blocks.h"
 #include <chrono>
 #include <type_traits>
 
 template <int N> using Count = std::integral_constant<int, N>;
-INLINE int lesser(int a, int b) { return a < b ? a : b; }
 static inline int64_t nanoseconds() {
   auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+// Units that a lane computes in one run, so that its stream of weights goes on; the rest are drawn
+// by whoever is free.
+INLINE int own_units(int count, int lanes) { return count * 3 / 4 / lanes; }
+template <class Run> INLINE void deal(Team& team, int lane, int count, int chunk, Run run) {
+  const int own = own_units(count, team.size), dealt = own * team.size;
+  run(lane * own, lane * own + own);
+  for (int u = dealt + team.draw(chunk); u < count; u = dealt + team.draw(chunk))
+    run(u, lesser(u + chunk, count));
+}
+// Asks memory for the beginning of unit u (S panels, B at a time) while the rows are prepared.
+template <class W, int B, int S, int K> INLINE void await_stream(const uint8_t* w, int u) {
+  constexpr size_t panel = W::template panel<K>(), begin = W::template head<K>() + AHEAD;
+  w += (size_t)u * S * panel;
+  for (int b = 0; b < B; b++)
+    for (size_t i = 0; i < (begin < panel ? begin : panel); i += 64) fetch<true>(w + b * panel + i);
+}
 // Unit u (S panels) of R rows, B panels at a time; the weight has PANELS panels in all. ONCE: it is
 // read by these rows alone, so memory is asked for it in time.
 template <class W, int R, int B, int S, int K, int PANELS, bool ONCE, class Row>
