@@ -54,7 +54,7 @@ class DraftWorth:
         return self.base * self.shares[near] * (1 + PRIOR * drafts) / (1 + PRIOR * near)
 
     def record(self, drafts: int, tokens: int, verify: float, whole: float) -> None:
-        """Counts a step of `drafts` verified drafts: its tokens, seconds of the verify and of all."""
+        """Counts a step: drafts verified, its tokens, seconds of the verify and of the whole."""
         self.tokens = MEMORY * self.tokens + tokens
         self.seconds = MEMORY * self.seconds + whole
         if not self.base:
