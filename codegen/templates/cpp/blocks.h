@@ -11,9 +11,8 @@ template <int K> struct alignas(64) Rounded {
 template <int K> static inline void round_row(const float* x, Rounded<K>& row) {
   for (int b = 0; b < K / 32; b++) {
     vf low = v_load(x + b * 32), high = v_load(x + b * 32 + 16);
-    float whole = v_sum(v_add(v_abs(low), v_abs(high)));  // NaN if any element is
     float top = v_top(v_max(v_abs(low), v_abs(high)));
-    float scale = whole == whole ? top / 127.0f : whole;
+    float scale = v_any_nan(low, high) ? NAN : top / 127.0f;
     float inverse = scale > 0 ? 1.0f / scale : 0.0f;
     vi a = v_round(v_mul(low, v_set(inverse))), c = v_round(v_mul(high, v_set(inverse)));
     v_store_i8(row.q + b * 32, a);

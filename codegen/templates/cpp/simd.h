@@ -26,6 +26,7 @@ INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf v_abs(vf a) { return _mm512_abs_ps(a); }
+INLINE bool v_any_nan(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 INLINE vf v_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
@@ -82,6 +83,10 @@ INLINE vf v_fma(vf x, vf y, vf z) {
 INLINE vf v_abs(vf x) {
   __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+INLINE bool v_any_nan(vf x, vf y) {
+  __m256 low = _mm256_cmp_ps(x.a, y.a, _CMP_UNORD_Q), high = _mm256_cmp_ps(x.b, y.b, _CMP_UNORD_Q);
+  return _mm256_movemask_ps(_mm256_or_ps(low, high)) != 0;
 }
 INLINE vf v_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
@@ -164,6 +169,10 @@ INLINE vf v_max(vf a, vf b) { LANES(vf, a.l[i] > b.l[i] ? a.l[i] : b.l[i]); }
 INLINE vf v_min(vf a, vf b) { LANES(vf, a.l[i] < b.l[i] ? a.l[i] : b.l[i]); }
 INLINE vf v_fma(vf a, vf b, vf c) { LANES(vf, fmaf(a.l[i], b.l[i], c.l[i])); }
 INLINE vf v_abs(vf a) { LANES(vf, fabsf(a.l[i])); }
+INLINE bool v_any_nan(vf a, vf b) {
+  for (int i = 0; i < 16; i++) if (a.l[i] != a.l[i] || b.l[i] != b.l[i]) return true;
+  return false;
+}
 INLINE vf v_f16(const uint16_t* p) { LANES(vf, plain_f16(p[i])); }
 INLINE void v_store_f16(uint16_t* p, vf a) {
   for (int i = 0; i < 16; i++) p[i] = plain_to_f16(a.l[i]);
