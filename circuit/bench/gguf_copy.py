@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from circuit.models.convert import Stored, WeightOption, convert
+from circuit.models.convert import Stored, WeightOption, converted
 from codegen.store import writing
 from ir.tensor import Format, PackedTensor, TensorType
 
@@ -53,7 +53,7 @@ def _write(source: Path, wanted: WeightOption, path: Path) -> None:
         writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
     writer.add_uint32("general.file_type", FILE_TYPES[wanted])
     for tensor in reader.tensors:
-        value = convert(tensor.name, _value(tensor), wanted)
+        value = converted({tensor.name: _value(tensor)}, wanted)[tensor.name]
         kind = GGMLQuantizationType[TensorType.of(value).format.name]
         writer.add_tensor(tensor.name, _raw(value), raw_dtype=kind)
     writer.write_header_to_file()
