@@ -120,9 +120,16 @@ def _run(
         "prompt_tokens": counted.prompt_tokens,
         "prompt_seconds": counted.prompt_seconds,
         "finish": counted.finish.value if counted.finish else None,
+        "acceptance_by_width": counted.widths.plain(),
     }
+    if engine.pace is not None and engine.pace.measures:
+        record["pace"] = engine.pace.plain()
+    if counted.coverage is not None:
+        record["shadow_topk"] = counted.coverage.plain()
     if not screen.as_json:
         print(summary(record), file=sys.stderr, flush=True)
+    if engine.proposer is not None and engine.proposer.levers.acceptance_log:
+        print(*counted.widths.lines(), sep="\n", file=sys.stderr, flush=True)
     return record
 
 

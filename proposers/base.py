@@ -28,10 +28,11 @@ class ProposeRequest:
     `last_token` is the newest emitted token, at sequence position `position`, not yet in the
     target's cache; `target_hidden` [n] is the target's hidden of the position before it, at the
     point that the head's contract names. `grammar_bitmask`: i32 words, bit `id % 32` of word `id //
-    32` set = allowed, one mask for every draft. `draft_embed_target` [n] receives the embedding row
-    of the last draft, whose id is then returned as deferred. `target_hidden_stack`: hiddens of
-    several layers, for block-diffusion heads. `want_logprobs` asks for the log-probability of each
-    draft under the head.
+    32` set = allowed; one mask [words] for the next token, or [d, words], one for each draft.
+    `draft_embed_target` [n] receives the embedding row of the last draft, whose id is then returned
+    as deferred. `target_hidden_stack`: hiddens of several layers, for block-diffusion heads.
+    `want_logprobs` asks for the log-probability of each draft under the head, `want_ranks` for the
+    first so many choices at each draft.
     """
 
     last_token: int
@@ -42,6 +43,7 @@ class ProposeRequest:
     grammar_bitmask: np.ndarray | None = None
     target_hidden_stack: np.ndarray | None = None
     want_logprobs: bool = False
+    want_ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,14 @@ class Drafts:
     """What a propose returns: target ids, their log-probabilities if
     asked for, the deferred last id.
 
-    With an embed target the last of `tokens` is 0 and its id is in `deferred`.
+    With an embed target the last of `tokens` is 0 and its id is in `deferred`. `ranks` are the
+    head's first choices at each draft, likeliest first, as (id, probability).
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
     deferred: int | None = None
+    ranks: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class DraftProposer(ABC):

@@ -23,6 +23,11 @@ class BadRequest(CircuitError):
     hint = "see ProposeRequest for what a request holds"
 
 
+class NothingAllowed(CircuitError):
+    says = "the grammar allows none of the {count} ids that {proposer} scores"
+    hint = "go on without drafts for this token; the target scores every id"
+
+
 class LeverRefused(CircuitError):
     says = "lever {name} is {value!r}, which is not {wanted}"
     hint = "levers are parsed once and never guessed; leave {name} out for its default"

@@ -30,6 +30,7 @@ class TrimPolicy(Enum):
     KV_EXACT = (
         "kv_exact"  # row 0 stays; accepted rows are fed again with true hiddens: no gap, no guess
     )
+    KEEP = "keep"  # rows 0..a stay; after a full acceptance the row never made is fed: no gap
 
     def dropped(self, drafted: int, accepted: int) -> int:
         """Rows to cut of the `drafted` newest ones."""
@@ -37,6 +38,8 @@ class TrimPolicy(Enum):
             return drafted - accepted
         if self is TrimPolicy.REFEED:
             return min(drafted, drafted - accepted + max(accepted - 1, 0))
+        if self is TrimPolicy.KEEP:
+            return max(drafted - 1 - accepted, 0)
         return drafted - 1
 
 

@@ -5,20 +5,20 @@ drafts, its upkeep after a verify.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ir.key import DECODE, Mode
+from ir.key import Mode
 from proposers.base import Drafts, ProposeRequest
 from proposers.config import Contract, HeadConfig, StreamPoint
-from proposers.errors import BadRequest
+from proposers.errors import NothingAllowed
 from proposers.levers import ModelLevers
-from proposers.mtp_steps import batch_step, chain, logprob_of, stepwise, write_rows
+from proposers.masks import Mask, masks_of, reachable, words_of
+from proposers.mtp_steps import Steps, Wanted, batch_step, chain, logprob_of, stepwise
 from proposers.paged import PagedProposer
-from proposers.state import MtpState, ProposerState, Row
+from proposers.state import MtpState, ProposerState, Row, undone_on_error
 from runners.base import DraftRunner
-from runners.kv import BLOCK_ROWS
 
 if TYPE_CHECKING:
     from ir.binding import DraftBinding
@@ -88,56 +88,71 @@ class MtpHead(PagedProposer):
         return None if self._bind is None else self._bind(options, levers.resolve(self.contract))
 
     def propose(self, request: ProposeRequest, state: ProposerState) -> Drafts:
-        """Exactly `num_drafts` drafts; pending rows are written in the
-        same step as the first of them.
+        """Exactly `num_drafts` drafts, fewer only where a stop rule or the masks end the chain.
+
+        Pending rows are written in the same step as the first draft's. After an error the state is
+        as it was.
         """
-        if request.grammar_bitmask is not None or request.want_logprobs:
+        whole = request.grammar_bitmask is None and self.levers.draft_stop is None
+        if not whole or request.want_logprobs or request.want_ranks:
             return self.propose_stepwise(request, state)[0]
-        mine = self._begin(request, state)
-        tokens = chain(self.runner, mine, request.num_drafts) if request.num_drafts > 0 else []
-        return self._finish(request, mine, tokens, None)
+        mine = self._adopt(state)
+        with undone_on_error([mine]):
+            self._begin(request, mine)
+            tokens = chain(self.runner, mine, request.num_drafts) if request.num_drafts > 0 else []
+            return self._finish(request, mine, Steps(tokens))
 
     def propose_stepwise(
         self, request: ProposeRequest, state: ProposerState
     ) -> tuple[Drafts, np.ndarray]:
         """As `propose`, one step at a time; also the hidden [n] that a further step would take."""
         ids = self._scored_ids()
-        mine = self._begin(request, state)
-        if request.num_drafts < 1:
-            return self._finish(request, mine, [], []), request.target_hidden
-        tokens, logprobs, hidden = stepwise(
-            self.runner, mine, request.num_drafts, ids, request.grammar_bitmask
-        )
-        return self._finish(request, mine, tokens, logprobs), hidden
-
-    def _begin(self, request: ProposeRequest, state: ProposerState) -> MtpState:
-        """The state, with the request's row pending and room for its drafts."""
         mine = self._adopt(state)
+        masks = self.masks(request)
+        with undone_on_error([mine]):
+            self._begin(request, mine)
+            if not masks:
+                return self._finish(request, mine, Steps()), request.target_hidden
+            wanted = Wanted(request.want_logprobs, request.want_ranks, self.levers.stop_rule)
+            made = stepwise(self.runner, mine, masks, ids, wanted)
+            return self._finish(request, mine, made), made.hidden
+
+    def masks(self, request: ProposeRequest) -> list[Mask | None]:
+        """The mask of each draft that can be made; NothingAllowed if not even the first can be."""
+        given, words = request.grammar_bitmask, words_of(self.config.target_vocab_size)
+        ids = self._scored_ids()
+        if given is not None and (given.dtype != np.int32 or given.shape[-1] != words):
+            self._refuse(f"a mask is {given.dtype} {list(given.shape)}, not int32 [{words}]")
+        masks = masks_of(given, max(request.num_drafts, 0), self.levers.mask_scope)
+        count = reachable(masks, ids)
+        if masks and not count:
+            raise NothingAllowed(proposer=type(self).__name__, count=len(ids))
+        return masks[:count]
+
+    def _begin(self, request: ProposeRequest, mine: MtpState) -> None:
+        """Puts the request's row among the pending ones of the state and makes room for drafts."""
         mine.last_num_drafted, mine.last_drafts = 0, ()
         if request.num_drafts > 0:
             self._check(request, mine)
             mine.pending.append(Row(request.last_token, request.target_hidden, request.position))
-        return mine
 
-    def _finish(
-        self, request: ProposeRequest, mine: MtpState, tokens: list[int],
-        logprobs: list[float] | None,
-    ) -> Drafts:  # fmt: skip
+    def _finish(self, request: ProposeRequest, mine: MtpState, made: Steps) -> Drafts:
         """The drafts as they are returned, recorded in the state."""
-        deferred = None
+        tokens, deferred = made.tokens, None
         if tokens:
             mine.drafted(tokens, request.position)
             if request.draft_embed_target is not None:
                 deferred, tokens = tokens[-1], [*tokens[:-1], 0]
                 request.draft_embed_target[...] = self._embedding_row(deferred)
-        asked = tuple(logprobs) if logprobs is not None and request.want_logprobs else None
-        return Drafts(tuple(tokens), asked, deferred)
+        asked = tuple(made.logprobs) if request.want_logprobs else None
+        return Drafts(tuple(tokens), asked, deferred, tuple(made.ranks))
 
     def propose_batch(
         self, requests: Sequence[ProposeRequest], states: Sequence[ProposerState]
     ) -> list[Drafts] | None:
-        """Exactly `num_drafts` drafts per sequence; None for a width or
-        a request that needs `propose`.
+        """Exactly `num_drafts` drafts per sequence, fewer only where a stop rule ends a chain.
+
+        None for a width or a request that needs `propose`. After an error all states are as before.
         """
         if len(requests) != len(states):
             self._refuse(f"{len(requests)} requests for {len(states)} states")
@@ -149,21 +164,36 @@ class MtpHead(PagedProposer):
         ):
             return None
         mine = [self._adopt(state) for state in states]
-        for request, state in zip(requests, mine, strict=True):
-            self._check(request, state)
-            state.last_num_drafted, state.last_drafts = 0, ()
-            self._flush(state)
+        with undone_on_error(mine):
+            for request, state in zip(requests, mine, strict=True):
+                self._check(request, state)
+                state.last_num_drafted, state.last_drafts = 0, ()
+                self._flush(state)
+            return self._chains(requests, mine, counts.pop())
+
+    def _chains(
+        self, requests: Sequence[ProposeRequest], states: Sequence[MtpState], count: int
+    ) -> list[Drafts]:
+        """The drafts of all sequences, one batched step per position; a chain that ended is left
+        out of the steps after it.
+        """
+        stop, lanes = self.levers.stop_rule, list(range(len(requests)))
+        measured = stop is not None or any(r.want_logprobs for r in requests)
         rows = [Row(r.last_token, r.target_hidden, r.position) for r in requests]
         drafts: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
-        for _ in range(counts.pop()):
-            tokens, hiddens, logits = batch_step(self.runner, mine, rows)
-            for i, token in enumerate(map(int, tokens)):
-                drafts[i].append(token)
-                if requests[i].want_logprobs:
-                    logprobs[i].append(logprob_of(logits[i], token, self._scored_ids()))
-                mine[i].drafted(drafts[i], requests[i].position)
-                rows[i] = Row(token, hiddens[i], rows[i].position + 1)
+        for _ in range(count):
+            made = batch_step(self.runner, [states[i] for i in lanes], [rows[i] for i in lanes])
+            for i, token, hidden, logits in zip(list(lanes), *made, strict=True):
+                drafts[i].append(int(token))
+                if measured:
+                    logprobs[i].append(logprob_of(logits, int(token), self._scored_ids()))
+                states[i].drafted(drafts[i], requests[i].position)
+                rows[i] = Row(int(token), hidden, rows[i].position + 1)
+                if stop is not None and not stop.goes_on(logprobs[i][-1]):
+                    lanes.remove(i)
+            if not lanes:
+                break
         return [Drafts(tuple(d), tuple(p) if r.want_logprobs else None)
                 for d, p, r in zip(drafts, logprobs, requests, strict=True)]  # fmt: skip
 
@@ -180,57 +210,6 @@ class MtpHead(PagedProposer):
         mine.drop(self.levers.trim.dropped(drafted, num_accepted))
         mine.last_num_drafted = 0
 
-    def catchup_drafter(
-        self, tokens: Sequence[int], hiddens: np.ndarray, row_base: int, pos_base: int,
-        state: ProposerState,
-    ) -> int:  # fmt: skip
-        """Rows queued for the next propose; 0 where `row_base` is not the append point."""
-        if not isinstance(state, MtpState) or row_base != state.rows or len(tokens) < 2:
-            return 0
-        return self._queue(tokens[1:], hiddens, pos_base, state)
-
-    def catchup_batch(
-        self, tokens: Sequence[Sequence[int]], hiddens: Sequence[np.ndarray],
-        first_pos: Sequence[int], states: Sequence[ProposerState],
-    ) -> int:  # fmt: skip
-        """Rows queued for the next propose of each sequence."""
-        if not len(tokens) == len(hiddens) == len(first_pos) == len(states):
-            self._refuse("tokens, hiddens, positions and states are of different lengths")
-        mine = [MtpState.of(state, self) for state in states]
-        given = zip(tokens, hiddens, first_pos, mine, strict=True)
-        return sum(self._queue(t, h, p, s) for t, h, p, s in given)
-
-    def _queue(
-        self, tokens: Sequence[int], hiddens: np.ndarray, first: int, state: MtpState
-    ) -> int:
-        if len(tokens) != len(hiddens):
-            self._refuse(f"{len(tokens)} tokens for {len(hiddens)} hiddens")
-        for j, (token, hidden) in enumerate(zip(tokens, hiddens, strict=True)):
-            state.pending.append(Row(int(token), np.array(hidden), first + j))
-        if len(tokens):
-            state.last_pair_key = first + len(tokens) - 2
-        if len(state.pending) >= self.runner.widest(Mode.VERIFY):
-            self._flush(self._adopt(state))
-        return len(tokens)
-
-    def prefill_drafter(
-        self, prompt_tokens: Sequence[int], hiddens: np.ndarray, state: ProposerState
-    ) -> int:
-        """Row i from token i + 1 and hidden i, keys and values only; 0
-        if the state holds rows already.
-        """
-        if not isinstance(state, MtpState) or state.rows or len(prompt_tokens) < 2:
-            return 0
-        if not (self.levers.drafter_prefill and self.runner.widest(Mode.PREFILL)):
-            return 0
-        mine = self._adopt(state)
-        given = enumerate(zip(prompt_tokens[1:], hiddens, strict=False), start=1)
-        rows = [Row(int(token), hidden, position) for position, (token, hidden) in given]
-        mine.lease.reserve(len(rows))
-        write_rows(self.runner, mine, rows)
-        mine.last_pair_key = len(rows) - 1
-        return len(rows)
-
     def _scored_ids(self) -> np.ndarray:
         """The target ids of the scored columns, i32 [vocab]."""
         if self._read_ids is None:
@@ -241,7 +220,7 @@ class MtpHead(PagedProposer):
 
     def _check(self, request: ProposeRequest, state: MtpState) -> None:
         """Refuses a request that cannot be run, with room made for one that can."""
-        context = self.runner.inputs(DECODE)["tables"].shape[1] * BLOCK_ROWS
+        context = self.context
         width = self.config.hidden_size
         last = request.position + request.num_drafts - 1
         if request.position < 1:
@@ -253,6 +232,3 @@ class MtpHead(PagedProposer):
         if request.draft_embed_target is not None and self._embedding_row is None:
             self._refuse("an embed target is given, but rows of the embedding are not at hand")
         state.lease.reserve(state.rows + request.num_drafts)
-
-    def _refuse(self, problem: str) -> NoReturn:
-        raise BadRequest(proposer=type(self).__name__, problem=problem)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ir.key import DECODE, GraphKey, Mode
+from proposers.masks import Mask, best_allowed
+from proposers.rules.draft_stop import DraftStop
 from proposers.state import MtpState, Row
 from runners.base import DraftRunner, Outputs
 from runners.rows import Lane, index_inputs, padded, writing_key
-
-log = logging.getLogger(__name__)
 
 
 def new_rows(
@@ -88,31 +88,53 @@ def chain(runner: DraftRunner, state: MtpState, count: int) -> list[int]:
     return tokens
 
 
-def stepwise(
-    runner: DraftRunner, state: MtpState, count: int, ids: np.ndarray,
-    bitmask: np.ndarray | None,
-) -> tuple[list[int], list[float], np.ndarray]:  # fmt: skip
-    """`count` drafts after the pending rows, their log-probabilities,
-    and the last recycled hidden [n].
+@dataclass
+class Steps:
+    """Drafts made one step at a time, what was measured of each, and the last recycled hidden."""
 
-    Picked on the host from logits: `ids` are the target ids of the scored columns, `bitmask` allows
-    some.
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    hidden: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What steps are to measure: log-probabilities, first choices; and the rule that ends them."""
+
+    logprobs: bool = False
+    ranks: int = 0
+    stop: DraftStop | None = None
+
+
+def stepwise(
+    runner: DraftRunner, state: MtpState, masks: Sequence[Mask | None], ids: np.ndarray,
+    wanted: Wanted,
+) -> Steps:  # fmt: skip
+    """A draft per mask after the pending rows.
+
+    Picked on the host from logits: `ids` are the target ids of the scored columns. A draft whose
+    log-probability is below the threshold of a stop is the last one.
     """
-    position = state.pending[-1].position
+    position, made = state.pending[-1].position, Steps()
     out = extend(runner, state)
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    while True:
+    for mask in masks:
         logits, hidden = runner.read(out["logits"])[-1], runner.read(out["hidden"])[-1:]
-        token = int(out["tokens"][-1])
-        if bitmask is not None:
-            token = best_allowed(logits, bitmask, ids)
-        tokens.append(token)
-        logprobs.append(logprob_of(logits, token, ids))
-        if len(tokens) == count:
-            return tokens, logprobs, hidden[0]
-        inputs = new_rows(runner, DECODE, [state], [position + len(tokens)])
-        out = runner.run_draft(DECODE, ids=np.array([token], np.int32), hidden=hidden, **inputs)
+        token, made.hidden = int(out["tokens"][-1]), hidden[0]
+        if mask is not None:
+            token = best_allowed(logits, mask, ids)
+        made.tokens.append(token)
+        if wanted.logprobs or wanted.stop is not None:
+            made.logprobs.append(logprob_of(logits, token, ids))
+        if wanted.ranks:
+            made.ranks.append(ranks_of(logits, ids, wanted.ranks))
+        if wanted.stop is not None and not wanted.stop.goes_on(made.logprobs[-1]):
+            break
+        if len(made.tokens) < len(masks):
+            inputs = new_rows(runner, DECODE, [state], [position + len(made.tokens)])
+            given = np.array([token], np.int32)
+            out = runner.run_draft(DECODE, ids=given, hidden=hidden, **inputs)
+    return made
 
 
 def batch_step(
@@ -130,18 +152,6 @@ def batch_step(
     return tuple(runner.read(out[name])[: len(rows)] for name in ("tokens", "hidden", "logits"))
 
 
-def best_allowed(logits: np.ndarray, bitmask: np.ndarray, ids: np.ndarray) -> int:
-    """The target id of the first largest logit whose bit is set; 0, with a warning, if none is."""
-    words = bitmask.view(np.uint32)
-    inside = ids < 32 * len(words)
-    bits = words[np.where(inside, ids // 32, 0)] >> (ids % 32).astype(np.uint32) & 1
-    allowed = inside & (bits == 1)
-    if not allowed.any():
-        log.warning("the grammar allows none of the head's %d ids; 0 stands in", len(ids))
-        return 0
-    return int(ids[np.where(allowed, logits, -np.inf).argmax()])
-
-
 def logprob_of(logits: np.ndarray, token: int, ids: np.ndarray) -> float:
     """The log-probability of target id `token`, -inf for an id that is not scored."""
     at = np.flatnonzero(ids == token)[:1]
@@ -149,3 +159,10 @@ def logprob_of(logits: np.ndarray, token: int, ids: np.ndarray) -> float:
         return float("-inf")
     wide = logits.astype(np.float64)
     return float(wide[at[0]] - wide.max() - np.log(np.exp(wide - wide.max()).sum()))
+
+
+def ranks_of(logits: np.ndarray, ids: np.ndarray, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest target ids with their probabilities, ties by column."""
+    order = np.argsort(-logits, kind="stable")[:count]
+    wide = np.exp(logits.astype(np.float64) - logits.max())
+    return tuple((int(ids[c]), float(wide[c] / wide.sum())) for c in order)

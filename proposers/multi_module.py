@@ -4,13 +4,15 @@ the hidden that module i - 1 left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from proposers.base import DraftProposer, Drafts, ProposeRequest
 from proposers.config import StreamPoint
 from proposers.errors import NoModules
+from proposers.levers import ModelLevers
 from proposers.mtp import MtpHead
-from proposers.state import MultiModuleState, ProposerState
+from proposers.state import MtpState, MultiModuleState, ProposerState, undone_on_error
 
 
 class MultiModuleMtpHead(DraftProposer):
@@ -36,27 +38,49 @@ class MultiModuleMtpHead(DraftProposer):
         """One state per module."""
         return MultiModuleState([module.alloc_state() for module in self.modules])
 
+    @property
+    def levers(self) -> ModelLevers:
+        """The modules' levers."""
+        return self.modules[0].levers
+
     def propose(self, request: ProposeRequest, state: ProposerState) -> Drafts:
-        """One draft per module, at most `num_drafts`; the mask applies to all modules."""
+        """One draft per module, at most `num_drafts`, with the masks and the stop of `MtpHead`.
+
+        After an error every module's state is as it was.
+        """
         mine = MultiModuleState.of(state, self)
-        count = min(max(request.num_drafts, 0), len(self.modules))
-        mine.last_num_drafted = 0
-        tokens: list[int] = []
-        logprobs: list[float] = []
+        asked = min(max(request.num_drafts, 0), len(self.modules))
+        with undone_on_error([module._adopt(s) for module, s in self._pairs(mine)]):
+            drafts = self._chain(request, mine, asked)
+        mine.last_num_drafted = len(drafts.tokens)
+        return drafts
+
+    def _chain(self, request: ProposeRequest, state: MultiModuleState, asked: int) -> Drafts:
+        """`asked` drafts; the embed target is for the last of them."""
+        masks = self.modules[0].masks(replace(request, num_drafts=asked))
+        stop, tokens, logprobs, ranks = self.levers.stop_rule, [], [], []
         token, hidden, deferred = request.last_token, request.target_hidden, None
-        for index in range(count):
-            last = index == count - 1
+        for index, mask in enumerate(masks):
+            last = index == len(masks) - 1
             step = ProposeRequest(
                 token, hidden, request.position + index, 1,
                 draft_embed_target=request.draft_embed_target if last else None,
-                grammar_bitmask=request.grammar_bitmask, want_logprobs=request.want_logprobs,
+                grammar_bitmask=mask,
+                want_logprobs=request.want_logprobs or stop is not None,
+                want_ranks=request.want_ranks,
             )  # fmt: skip
-            drafts, hidden = self.modules[index].propose_stepwise(step, mine.modules[index])
+            drafts, hidden = self.modules[index].propose_stepwise(step, state.modules[index])
             token, deferred = drafts.tokens[0], drafts.deferred
             tokens.append(token)
             logprobs += drafts.logprobs or ()
-            mine.last_num_drafted = index + 1
-        return Drafts(tuple(tokens), tuple(logprobs) if request.want_logprobs else None, deferred)
+            ranks += drafts.ranks
+            if stop is not None and not stop.goes_on(logprobs[-1]):
+                break
+        asked = tuple(logprobs) if request.want_logprobs else None
+        return Drafts(tuple(tokens), asked, deferred, tuple(ranks))
+
+    def _pairs(self, state: MultiModuleState) -> Iterator[tuple[MtpHead, MtpState]]:
+        return zip(self.modules, state.modules, strict=True)
 
     def after_verify(self, num_accepted: int, state: ProposerState) -> None:
         """Cuts the newest row of each module whose draft was not accepted."""
@@ -71,5 +95,6 @@ class MultiModuleMtpHead(DraftProposer):
     def free_state(self, state: ProposerState) -> None:
         """Gives every module's blocks back."""
         mine = MultiModuleState.of(state, self)
-        for module, inner in zip(self.modules, mine.modules, strict=True):
+        for module, inner in self._pairs(mine):
             module.free_state(inner)
+        mine.last_num_drafted = 0

@@ -4,13 +4,20 @@ pending rows, rows carried over.
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NoReturn
 
+import numpy as np
+
+from ir.key import DECODE, Mode
 from proposers.base import DraftProposer
+from proposers.errors import BadRequest
 from proposers.mtp_steps import write_rows
-from proposers.state import MtpState, ProposerState
+from proposers.state import MtpState, ProposerState, Row, undone_on_error
 from runners.base import DraftRunner
-from runners.kv import DetachedRows
+from runners.kv import BLOCK_ROWS, DetachedRows
 
 
 class PagedProposer(DraftProposer):
@@ -23,20 +30,79 @@ class PagedProposer(DraftProposer):
     def runner(self) -> DraftRunner:
         """What the head drafts with."""
 
+    @property
+    def context(self) -> int:
+        """Rows that the programs can reach in one sequence."""
+        return self.runner.inputs(DECODE)["tables"].shape[1] * BLOCK_ROWS
+
     def alloc_state(self) -> MtpState:
         """A state without cache blocks; they are taken as rows come."""
         return MtpState()
 
     def alloc_state_for(self, budget_tokens: int) -> MtpState:
-        """A state whose cache blocks for `budget_tokens` rows are its
-        own (sys.maxsize: none are).
+        """A state whose cache blocks for `budget_tokens` rows are its own, a context's at most.
+
+        sys.maxsize says that the budget is unknown: blocks are then taken as rows come.
         """
-        pool = self.runner.pool
-        return MtpState(pool.lease(budget_tokens) if budget_tokens <= pool.context else None)
+        if budget_tokens == sys.maxsize:
+            return self.alloc_state()
+        return MtpState(self.runner.pool.lease(min(max(budget_tokens, 0), self.context)))
 
     def free_state(self, state: ProposerState) -> None:
         """Gives the cache blocks back."""
         MtpState.of(state, self).clear()
+
+    def catchup_drafter(
+        self, tokens: Sequence[int], hiddens: np.ndarray, row_base: int, pos_base: int,
+        state: ProposerState,
+    ) -> int:  # fmt: skip
+        """Rows queued for the next propose; 0 where `row_base` is not the append point."""
+        if not isinstance(state, MtpState) or row_base != state.rows or len(tokens) < 2:
+            return 0
+        return self._queue(tokens[1:], hiddens, pos_base, state)
+
+    def catchup_batch(
+        self, tokens: Sequence[Sequence[int]], hiddens: Sequence[np.ndarray],
+        first_pos: Sequence[int], states: Sequence[ProposerState],
+    ) -> int:  # fmt: skip
+        """Rows queued for the next propose of each sequence."""
+        if not len(tokens) == len(hiddens) == len(first_pos) == len(states):
+            self._refuse("tokens, hiddens, positions and states are of different lengths")
+        mine = [MtpState.of(state, self) for state in states]
+        given = zip(tokens, hiddens, first_pos, mine, strict=True)
+        return sum(self._queue(t, h, p, s) for t, h, p, s in given)
+
+    def _queue(
+        self, tokens: Sequence[int], hiddens: np.ndarray, first: int, state: MtpState
+    ) -> int:
+        if len(tokens) != len(hiddens):
+            self._refuse(f"{len(tokens)} tokens for {len(hiddens)} hiddens")
+        for j, (token, hidden) in enumerate(zip(tokens, hiddens, strict=True)):
+            state.pending.append(Row(int(token), np.array(hidden), first + j))
+        if len(tokens):
+            state.last_pair_key = first + len(tokens) - 2
+        if len(state.pending) >= self.runner.widest(Mode.VERIFY):
+            self._flush(self._adopt(state))
+        return len(tokens)
+
+    def prefill_drafter(
+        self, prompt_tokens: Sequence[int], hiddens: np.ndarray, state: ProposerState
+    ) -> int:
+        """Row i from token i + 1 and hidden i, keys and values only; 0
+        if the state holds rows already.
+        """
+        if not isinstance(state, MtpState) or state.rows or len(prompt_tokens) < 2:
+            return 0
+        if not (self.levers.drafter_prefill and self.runner.widest(Mode.PREFILL)):
+            return 0
+        mine = self._adopt(state)
+        given = enumerate(zip(prompt_tokens[1:], hiddens, strict=False), start=1)
+        rows = [Row(int(token), hidden, position) for position, (token, hidden) in given]
+        with undone_on_error([mine]):
+            mine.lease.reserve(len(rows))
+            write_rows(self.runner, mine, rows)
+            mine.last_pair_key = len(rows) - 1
+        return len(rows)
 
     def drafter_rows(self, state: ProposerState) -> int:
         """Rows held, pending ones included."""
@@ -88,5 +154,9 @@ class PagedProposer(DraftProposer):
     def _flush(self, state: MtpState) -> None:
         """Writes the pending rows now."""
         if state.pending:
-            rows, state.pending = state.pending, []
-            write_rows(self.runner, state, rows)
+            with undone_on_error([state]):
+                rows, state.pending = state.pending, []
+                write_rows(self.runner, state, rows)
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise BadRequest(proposer=type(self).__name__, problem=problem)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -71,12 +72,35 @@ class MtpState(ProposerState):
             key = self.last_pair_key - count
             self.last_pair_key = key if self.rows else None
 
+    def snapshot(self) -> tuple[int, list[Row], int, int | None, tuple[int, ...]]:
+        """What `restore` needs to undo what is done from now on."""
+        held = self.lease.rows if self.lease else 0
+        return held, list(self.pending), self.last_num_drafted, self.last_pair_key, self.last_drafts
+
+    def restore(self, known: tuple[int, list[Row], int, int | None, tuple[int, ...]]) -> None:
+        """Takes the state back to a snapshot: rows written since are no longer held."""
+        held, self.pending, self.last_num_drafted, self.last_pair_key, self.last_drafts = known
+        if self.lease is not None:
+            self.lease.trim(held)
+
     def clear(self) -> None:
         """Gives the cache back and forgets everything; a second call does nothing."""
         if self.lease is not None:
             self.lease.close()
         self.lease, self.last_pair_key = None, None
         self.pending, self.last_num_drafted, self.last_drafts = [], 0, ()
+
+
+@contextmanager
+def undone_on_error(states: Sequence[MtpState]) -> Iterator[None]:
+    """A block after which the states are as before if it raises: they advance by success only."""
+    known = [state.snapshot() for state in states]
+    try:
+        yield
+    except BaseException:
+        for state, before in zip(states, known, strict=True):
+            state.restore(before)
+        raise
 
 
 @dataclass

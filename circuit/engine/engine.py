@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from circuit.engine.capture import HiddenCapture
+from circuit.engine.conversation import Conversation, fresh_start
+from circuit.engine.drafting import Drafting
 from circuit.engine.errors import (
     EmptyPrompt,
     NoDraftHead,
@@ -16,14 +19,11 @@ from circuit.engine.errors import (
     PromptTooLong,
     TooManyDrafts,
 )
+from circuit.engine.pace import Pace
 from circuit.engine.sampling import Sampling
 from circuit.engine.statistics import Finish, Statistics
 from circuit.engine.target import Scored, Target
-from ir.errors import CircuitError
-from proposers.base import DraftProposer, ProposeRequest
-from proposers.levers import TrimPolicy
-from proposers.lookup import Lookup
-from proposers.state import ProposerState
+from proposers.base import DraftProposer
 from runners.base import Runner
 from runners.kv import Lease
 
@@ -68,6 +68,12 @@ class Engine:
         output = proposer.target_hidden.output if proposer else "hidden"
         self.target = Target(target, output)
         self.proposer = proposer
+        self.pace = Pace(proposer.levers, self.most_drafts) if proposer else None
+        if proposer and type(proposer).prefill_drafter is DraftProposer.prefill_drafter:
+            log.warning("%s takes in no prompt: its drafts know only what they have drafted",
+                        type(proposer).__name__)  # fmt: skip
+        rows = proposer.prefill_hidden_rows(self.target.context) if proposer else 0
+        self.capture = HiddenCapture(rows)
 
     @property
     def most_drafts(self) -> int:
@@ -77,11 +83,13 @@ class Engine:
     def generate(
         self, prompt: Sequence[int], max_tokens: int, *, drafts: int = 0,
         sampling: Sampling | None = None, stop: Collection[int] = (), lookup: bool = False,
+        keeper: Conversation | None = None,
     ) -> Generation:  # fmt: skip
         """A generation that runs as its steps are read; every error of the request is raised here.
 
         With `lookup`, tokens that stood in the text before are drafted from what followed them
-        there, and the head drafts where there is nothing to copy.
+        there, and the head drafts where there is nothing to copy. A `keeper` gives the rows that
+        are there already and takes them back at the end.
         """
         if not len(prompt):
             raise EmptyPrompt()
@@ -93,7 +101,8 @@ class Engine:
             raise TooManyDrafts(drafts=drafts, most=self.most_drafts)
         prompt = [int(token) for token in prompt]
         picks = sampling or Sampling()
-        return Generation(self, Request(prompt, max_tokens, drafts, picks, frozenset(stop), lookup))
+        request = Request(prompt, max_tokens, drafts, picks, frozenset(stop), lookup)
+        return Generation(self, request, keeper)
 
 
 class Generation:
@@ -101,18 +110,20 @@ class Generation:
     end, on an error, or by `close`.
     """
 
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self.request = request
+    def __init__(
+        self, engine: Engine, request: Request, keeper: Conversation | None = None
+    ) -> None:
+        self.request, self._engine, self._keeper = request, engine, keeper
         self.statistics = Statistics(prompt_tokens=len(request.prompt))
         self.tokens: list[int] = []
         self._text = list(request.prompt)
-        self._target, self._proposer = engine.target, engine.proposer if request.drafts else None
+        self._target = engine.target
         self._lease: Lease | None = None
-        self._state: ProposerState | None = None
-        self._lookup = Lookup(self._text) if request.lookup and self._proposer else None
-        self._proposed = False  # the drafts of this step are the head's
-        self._hiddens: dict[int, np.ndarray] = {}  # by pair key: what the next propose may need
-        self._accepted: int | None = None  # drafts of the last propose that were taken, until told
+        self._drafting = None
+        if request.drafts:
+            self._drafting = Drafting(
+                engine.proposer, engine.pace, self._text, self.statistics, lookup=request.lookup
+            )
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -131,9 +142,15 @@ class Generation:
         self.statistics.finish = self.statistics.finish or Finish.CLOSED
 
     def _free(self) -> None:
-        if self._state is not None:
-            self._proposer.free_state(self._state)
-            self._state = None
+        """Frees what is held, or hands it to the keeper if the text is whole so far."""
+        drafting = self._drafting
+        if self._keeper is not None and self.tokens and self._lease is not None:
+            if drafting is not None:
+                drafting.keep_up(self._lease.rows)
+            self._keeper.keep(self._text, self._lease, drafting)
+            self._lease = None
+        if drafting is not None:
+            drafting.free()
         if self._lease is not None:
             self._lease.close()
             self._lease = None
@@ -146,6 +163,9 @@ class Generation:
                     yield from self._timed(self._step, "seconds")
             else:
                 self.statistics.finish = Finish.LENGTH
+        except Exception:
+            self._keeper = None  # rows of a step that failed are not for another turn
+            raise
         finally:
             self._free()
 
@@ -155,6 +175,8 @@ class Generation:
         step = work()
         spent = time.perf_counter() - began
         setattr(self.statistics, clock, getattr(self.statistics, clock) + spent)
+        if self._drafting is not None and self._drafting.paced:
+            self._drafting.pace.record(step.drafted, step.accepted, len(step.tokens), spent)
         yield step
 
     def _unfinished(self) -> bool:
@@ -168,27 +190,36 @@ class Generation:
 
     def _begin(self) -> Step:
         """Takes in the prompt, for target and drafter, and emits the token after it."""
-        prompt, proposer = self.request.prompt, self._proposer
+        prompt, drafting = self.request.prompt, self._drafting
         budget = min(len(prompt) + self.request.max_tokens, self._target.context)
-        self._lease = self._target.runner.pool.lease(budget)
-        scored = self._target.prompt(self._lease, prompt, keep_hidden=proposer is not None)
-        if proposer is not None:
-            self._state = proposer.alloc_state_for(budget)
-            proposer.prefill_drafter(prompt, scored.hidden, self._state)
-            self._hiddens = {len(prompt) - 1: scored.hidden[-1]}
+        proposer = drafting.proposer if drafting is not None else None
+        if self._keeper is not None:
+            start = self._keeper.begin(self._target, proposer, prompt, budget)
+        else:
+            start = fresh_start(self._target, proposer, budget)
+        self._lease, given = start.lease, prompt[start.first :]
+        if drafting is not None:
+            drafting.state = start.state
+        scored = self._target.prompt(self._lease, given, keep_hidden=drafting is not None)
+        if drafting is not None:
+            drafting.begin(start, scored.hidden, self._engine.capture, self._keeper)
         return self._emit([self._pick(scored, 0, 0)])
 
     def _emit(self, tokens: list[int], drafted: int = 0, accepted: int = 0) -> Step:
         self.tokens += tokens
         self._text += tokens
-        if self._lookup is not None:
-            self._lookup.extend(tokens)
+        if self._drafting is not None and self._drafting.lookup is not None:
+            self._drafting.lookup.extend(tokens)
         return Step(tuple(tokens), drafted, accepted)
 
     def _step(self) -> Step:
         """Drafts, verifies, and emits the accepted drafts and the target's own token after them."""
-        position = self._lease.rows
-        drafts = self._draft(position)
+        position, drafting = self._lease.rows, self._drafting
+        drafts: tuple[int, ...] = ()
+        if drafting is not None:
+            left = self.request.max_tokens - len(self.tokens) - 1
+            count = min(self.request.drafts, left, self._target.context - position - 1)
+            drafts = drafting.drafts(position, count)
         scored = self._target.rows(self._lease, [self.tokens[-1], *drafts])
         emitted: list[int] = []
         for row in range(len(drafts) + 1):
@@ -198,37 +229,11 @@ class Generation:
         accepted = sum(a == b for a, b in zip(emitted, drafts, strict=False))
         kept = len(emitted)
         self._lease.trim(position + kept)
-        if self._proposer is not None:
-            hidden = self._target.runner.read(scored.hidden)
-            self._hiddens = {position - 1: self._hiddens[position - 1]}
-            self._hiddens |= {position + row: hidden[row] for row in range(kept)}
-            self._accepted = accepted if self._proposed else None
+        if drafting is not None:
+            hiddens = self._target.runner.read(scored.hidden)[:kept]
+            drafting.verified(position, hiddens, drafts, emitted, accepted)
         self.statistics.count(len(drafts), accepted)
-        self.statistics.looked_up += bool(drafts) and not self._proposed
         return self._emit(emitted, len(drafts), accepted)
-
-    def _draft(self, position: int) -> tuple[int, ...]:
-        """Drafts for the rows after the newest token, as many as can still be used."""
-        left = self.request.max_tokens - len(self.tokens) - 1
-        count = min(self.request.drafts, left, self._target.context - position - 1)
-        self._proposed = False
-        if self._proposer is None or count < 1:
-            return ()
-        self._keep_up(position)
-        copied = self._lookup.drafts(count) if self._lookup is not None else ()
-        if copied:
-            return tuple(copied)
-        request = ProposeRequest(
-            last_token=self.tokens[-1], target_hidden=self._hiddens[position - 1],
-            position=position, num_drafts=count,
-        )  # fmt: skip
-        try:
-            drafts = self._proposer.propose(request, self._state).tokens[:count]
-        except CircuitError as error:
-            log.warning("no drafts for the token at position %d: %s", position, error)
-            return ()
-        self._proposed = bool(drafts)
-        return drafts
 
     def _pick(self, scored: Scored, row: int, index: int) -> int:
         if scored.tokens[row] >= scored.logits.shape[-1]:
@@ -236,28 +241,3 @@ class Generation:
         if self.request.sampling.greedy:
             return scored.tokens[row]
         return self.request.sampling.pick(np.asarray(scored.logits[row]), index)
-
-    def _keep_up(self, position: int) -> None:
-        """Brings the drafter's rows up to the newest token, which stands at `position`.
-
-        Rows that the policy cut, and those of steps without drafts, are fed with the target's
-        hiddens; the row of the newest pair is the next propose's own.
-        """
-        proposer, state = self._proposer, self._state
-        if self._accepted is not None:
-            proposer.after_verify(self._accepted, state)
-            self._accepted = None
-        policy, last = proposer.levers.trim, proposer.last_pair_key(state)
-        if policy is TrimPolicy.DEFAULT or last is None:
-            return
-        keys = [key for key in range(last + 1, position - 1) if key in self._hiddens]
-        if not keys:
-            return
-        text = self._text
-        tokens = [text[key + 1] for key in keys]
-        hiddens = np.stack([self._hiddens[key] for key in keys])
-        if policy is TrimPolicy.KV_EXACT:
-            proposer.catchup_batch([tokens], [hiddens], [keys[0] + 1], [state])
-        else:
-            rows = proposer.drafter_rows(state)
-            proposer.catchup_drafter([text[keys[0]], *tokens], hiddens, rows, keys[0] + 1, state)

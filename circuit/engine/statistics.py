@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from proposers.rules.telemetry import AcceptanceByWidth, TopkCoverage
+
 
 class Finish(Enum):
     """Why a generation ended."""
@@ -20,7 +22,8 @@ class Statistics:
     """Counts of one generation. `drafted[i]` steps had a draft at
     position i + 1, `accepted[i]` took it.
 
-    The token that the prompt gives is not a step's.
+    The token that the prompt gives is not a step's. `widths` holds the same counts by how many
+    sequences a step had; `coverage` the ranks of the target's picks, where they are asked for.
     """
 
     prompt_tokens: int = 0
@@ -31,10 +34,13 @@ class Statistics:
     prompt_seconds: float = 0.0
     seconds: float = 0.0
     finish: Finish | None = None
+    widths: AcceptanceByWidth = field(default_factory=AcceptanceByWidth)
+    coverage: TopkCoverage | None = None
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Adds one step."""
+    def count(self, drafted: int, accepted: int, width: int = 1) -> None:
+        """Adds one step of `width` sequences."""
         self.steps += 1
+        self.widths.count(width, drafted, accepted)
         for counts, reached in ((self.drafted, drafted), (self.accepted, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for index in range(reached):

@@ -1,0 +1,186 @@
+"""The drafter's part in one generation: its context, its drafts, what it learns of a verify."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from circuit.engine.capture import HiddenCapture
+from circuit.engine.conversation import Conversation, Start
+from circuit.engine.pace import Pace
+from circuit.engine.statistics import Statistics
+from ir.errors import CircuitError
+from proposers.base import DraftProposer, Drafts, ProposeRequest
+from proposers.levers import TrimPolicy
+from proposers.lookup import Lookup
+from proposers.rules.carry import Refusal
+from proposers.rules.fingerprint import hidden_fingerprint
+from proposers.rules.ring import CatchupRing
+from proposers.rules.telemetry import TopkCoverage
+
+if TYPE_CHECKING:
+    from proposers.state import ProposerState
+
+log = logging.getLogger(__name__)
+
+RING_ROWS = 256  # of the newest hiddens: a drafter further behind is brought up to date early
+
+
+class Drafting:
+    """Drafts of one text. `text` is the list that its generation appends tokens to.
+
+    `paced` is True after `drafts` if the step is one for the pace to measure.
+    """
+
+    def __init__(
+        self, proposer: DraftProposer, pace: Pace, text: list[int], statistics: Statistics, *,
+        lookup: bool,
+    ) -> None:  # fmt: skip
+        self.proposer, self.pace, self.text, self.statistics = proposer, pace, text, statistics
+        self.lookup = Lookup(text) if lookup else None
+        self.ring = CatchupRing(RING_ROWS, shift=proposer.levers.refeed_shift)
+        self.state: ProposerState | None = None
+        self.proposed: Drafts | None = None  # of this step, if they are the head's
+        self.paced = False
+        self._late: tuple[HiddenCapture, int, Start, Conversation | None] | None = None
+        self._hidden: np.ndarray | None = None  # of the row before the newest token
+        self._waiting = 0  # rows since the drafter was last brought up to date
+        self._accepted: int | None = None  # drafts of the last propose that were taken, until told
+
+    def begin(
+        self, start: Start, hiddens: np.ndarray, capture: HiddenCapture,
+        keeper: Conversation | None,
+    ) -> None:  # fmt: skip
+        """Takes in the prompt, from its hiddens at positions `start.first` on.
+
+        A head that works in the target's buffers does so at its first propose.
+        """
+        proposer, levers = self.proposer, self.proposer.levers
+        self.state, self._hidden = start.state, np.array(hiddens[-1])
+        if levers.catchup and levers.trim is not TrimPolicy.DEFAULT:
+            self.ring.put(len(self.text), self._hidden)
+        if proposer.prefill_uses_shared_buffers():
+            ticket = capture.owner.new_ticket()
+            capture.write(ticket, start.first, hiddens)
+            self._late = capture, ticket, start, keeper
+        else:
+            self._take_in(start, self.text, start.first, hiddens, keeper)
+
+    def _take_in(
+        self, start: Start, prompt: Sequence[int], lo: int, hiddens: np.ndarray,
+        keeper: Conversation | None,
+    ) -> None:  # fmt: skip
+        if start.last_key is None and lo == 0:
+            self.proposer.prefill_drafter(prompt, hiddens, start.state)
+        elif keeper is not None:
+            keeper.extend(self.proposer, start, prompt, lo, hiddens)
+
+    def _take_in_late(self) -> None:
+        """The prompt at the first propose; not if another sequence's hiddens stand there by now."""
+        (capture, ticket, start, keeper), self._late = self._late, None
+        lo, hiddens = capture.read(ticket)
+        if len(hiddens):
+            self._take_in(start, self.text[: lo + len(hiddens)], lo, hiddens, keeper)
+        else:
+            log.warning("the drafter has no context: %s", Refusal.FOREIGN_HIDDENS.value)
+
+    def drafts(self, position: int, count: int) -> tuple[int, ...]:
+        """At most `count` drafts for the rows after the newest token, the one at `position`."""
+        self.proposed, self.paced = None, False
+        if count < 1:
+            return ()
+        count, self.paced = self.pace.drafts(count, position), self.pace.measures
+        if count < 1:
+            if self._waiting > self.ring.capacity - 8:
+                self.keep_up(position)
+            return ()
+        if self._late is not None:
+            self._take_in_late()
+        self.keep_up(position)
+        copied = self.lookup.drafts(count) if self.lookup is not None else ()
+        if copied:
+            self.paced = False
+            return tuple(copied)
+        return self._propose(position, count)
+
+    def _propose(self, position: int, count: int) -> tuple[int, ...]:
+        """The head's drafts; none where it fails, or where it is less sure than the lever asks."""
+        levers = self.proposer.levers
+        request = ProposeRequest(
+            last_token=self.text[-1], target_hidden=self._hidden, position=position,
+            num_drafts=count, want_logprobs=levers.draft_clamp > 0, want_ranks=levers.shadow_topk,
+        )  # fmt: skip
+        try:
+            made = self.proposer.propose(request, self.state)
+        except CircuitError as error:
+            log.warning("no drafts for the token at position %d: %s", position, error)
+            return ()
+        if made.logprobs and math.exp(min(made.logprobs)) < levers.draft_clamp:
+            self.proposer.after_verify(0, self.state)
+            return ()
+        self.proposed = made if made.tokens else None
+        return made.tokens[:count]
+
+    def verified(
+        self, position: int, hiddens: np.ndarray, drafts: Sequence[int], emitted: Sequence[int],
+        accepted: int,
+    ) -> None:  # fmt: skip
+        """Keeps the hiddens [kept, n] of the rows from `position` on, and counts the step."""
+        levers = self.proposer.levers
+        self._hidden, self._waiting = hiddens[-1], self._waiting + len(hiddens)
+        if levers.trim is not TrimPolicy.DEFAULT if drafts else levers.catchup:
+            self.ring.put_rows(position, hiddens, len(hiddens) - 1)
+            if levers.fingerprints:
+                for label, hidden in enumerate(hiddens, position + 1):
+                    log.info("ring: label %d holds %016x", label, hidden_fingerprint(hidden))
+        if self.proposed:
+            self._accepted = accepted
+        self.statistics.looked_up += bool(drafts) and not self.proposed
+        if self.proposed and self.proposed.ranks:
+            self._cover(self.proposed.ranks, emitted)
+
+    def _cover(
+        self, ranks: Sequence[Sequence[tuple[int, float]]], picks: Sequence[int]
+    ) -> None:
+        """Counts at which rank of the head's choices the target's picks stood."""
+        if self.statistics.coverage is None:
+            self.statistics.coverage = TopkCoverage(self.proposer.levers.shadow_topk)
+        choices = [[token for token, _ in choice] for choice in ranks]
+        self.statistics.coverage.count(choices, picks)
+        log.info("shadow: drafts by rank %s, picked %s", ranks, picks)
+
+    def keep_up(self, position: int) -> None:
+        """Brings the drafter's rows up to the newest token, which stands at `position`.
+
+        Rows that the policy cut, and those of steps without drafts, are fed with the target's
+        hiddens; the row of the newest pair is the next propose's own.
+        """
+        proposer, state = self.proposer, self.state
+        if self._accepted is not None:
+            proposer.after_verify(self._accepted, state)
+            self._accepted = None
+        self._waiting, last = 0, proposer.last_pair_key(state)
+        while last is not None and (part := self.ring.feed(last, position)) is not None:
+            first, hiddens = part
+            tokens = self.text[first + 1 : first + 1 + len(hiddens)]
+            if proposer.levers.trim is TrimPolicy.KV_EXACT:
+                fed = proposer.catchup_batch([tokens], [hiddens], [first + 1], [state])
+            else:
+                rows, given = proposer.drafter_rows(state), [self.text[first], *tokens]
+                fed = proposer.catchup_drafter(given, hiddens, rows, first + 1, state)
+            if not fed:
+                return
+            if proposer.levers.fingerprints:
+                for key, hidden in enumerate(hiddens, first):
+                    log.info("feed: key %d takes %016x", key, hidden_fingerprint(hidden))
+            last = first + fed - 1
+
+    def free(self) -> None:
+        """Gives the drafter's rows back; a second call does nothing."""
+        if self.state is not None:
+            self.proposer.free_state(self.state)
+            self.state = None

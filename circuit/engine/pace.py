@@ -1,0 +1,69 @@
+"""How many drafts a step has: by the ladder, by the throughput gate, by measured costs."""
+
+from __future__ import annotations
+
+from proposers.errors import LeverRefused
+from proposers.levers import Depth, ModelLevers
+from proposers.rules.cost import CostController, Goal, RunningCosts
+from proposers.rules.gate import GateMode, ThroughputGate, Way
+
+
+class Pace:
+    """Chooses the number of drafts of each step from the steps before; never what is written.
+
+    It lives as long as its engine: what one text has shown holds for the next.
+    """
+
+    def __init__(self, levers: ModelLevers, most: int) -> None:
+        self.levers = levers
+        self.gate = (
+            ThroughputGate(levers.gate_settings) if levers.gate is GateMode.AUTO else None
+        )
+        self.costs = RunningCosts(most) if levers.depth is Depth.COST else None
+        self._controller = CostController(levers.goal)
+        self._present: int | None = None
+        if self.costs is not None and levers.goal is Goal.ENERGY:
+            raise LeverRefused(
+                name="goal", value="energy", wanted="latency or throughput: no joules are measured"
+            )
+
+    @property
+    def measures(self) -> bool:
+        """True if steps have to be recorded."""
+        return self.gate is not None or self.costs is not None
+
+    def drafts(self, asked: int, position: int, width: int = 1) -> int:
+        """Drafts of the next step of `width` sequences, at most `asked`, in that context."""
+        asked = self.levers.ladder.drafts(width, asked)
+        if self.gate is not None and self.gate.choose(position, width) is Way.SERIAL:
+            return 0
+        if self.costs is None:
+            return asked
+        due = self.costs.due()
+        if due is not None:
+            return min(due, asked)
+        self._present = self._controller.best(
+            self.costs.table(), 1, self.costs.held, present=self._present, most=self.costs.most
+        )
+        return min(self._present, asked)
+
+    def record(self, drafts: int, accepted: int, tokens: int, seconds: float) -> None:
+        """Counts a step that the head drafted, or that had no drafts."""
+        if self.gate is not None:
+            self.gate.record(tokens, seconds)
+        if self.costs is not None:
+            self.costs.record(drafts, accepted, 1e3 * seconds)
+
+    def plain(self) -> dict[str, object]:
+        """What was found, as JSON values."""
+        found: dict[str, object] = {}
+        if self.gate is not None:
+            rates = {way.value: e.rate for way, e in self.gate.estimates.items()}
+            found["gate"] = {"present": self.gate.present.value, "tokens_per_second": rates}
+        if self.costs is not None:
+            found["costs"] = {
+                "milliseconds": {str(k): ms for k, ms in sorted(self.costs.milliseconds.items())},
+                "steps": {str(k): n for k, n in sorted(self.costs.seen.items())},
+                "held": list(self.costs.held), "drafts": self._present,
+            }  # fmt: skip
+        return found
