@@ -86,19 +86,19 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="The head's safetensors file to write.")],
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, help="Tokens of answers that the target writes.")
-    ] = 1_000_000,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Updates of the head.")] = 1500,
+    ] = 2_000_000,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Updates of the head.")] = 3500,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     draft_vocab: Annotated[
         int, typer.Option("--draft-vocab", min=16, help="Ids that the head scores.")
-    ] = 8192,
+    ] = 16384,
     batch_rows: Annotated[
         int, typer.Option("--batch-rows", min=1, help="Tokens of answers in one update.")
-    ] = 2048,
+    ] = 4096,
     batch_columns: Annotated[
         int,
         typer.Option("--batch-columns", min=16, help="Ids scored in one update, but for the last."),
-    ] = 2048,
+    ] = 3072,
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", min=0.0, help="Of the head's matrices.")
     ] = 7e-4,

@@ -34,31 +34,31 @@ def draft_ids(counts: torch.Tensor, scored: int, always: set[int]) -> torch.Tens
 
 
 class Columns:
-    """Picks `width` of the head's columns: the ids of a batch, the most
-    frequent ones, and random others.
+    """Picks some of the head's `count` columns: the ids of a batch, the
+    most frequent ones, and random others.
 
     Distributions over the columns picked are those of the target among these ids; ids that are rare
     get their share of batches by chance. The last part of a training is taught on all of them.
     """
 
-    def __init__(self, ids: torch.Tensor, counts: torch.Tensor, width: int, seed: int) -> None:
-        self._width, self._seed, self._count = width, seed, len(ids)
+    def __init__(self, ids: torch.Tensor, counts: torch.Tensor, seed: int) -> None:
+        self._seed, self.count = seed, len(ids)
         self._column = torch.full((len(counts),), -1)
         self._column[ids.long()] = torch.arange(len(ids))
         self._order = counts[ids.long()].sort(descending=True, stable=True).indices
 
-    def pick(self, ids: torch.Tensor, step: int) -> torch.Tensor:
+    def pick(self, ids: torch.Tensor, step: int, width: int) -> torch.Tensor:
         """Columns [width] in rising order for a batch with `ids` at
         `step`; all if there are no more.
         """
-        if self._width >= self._count:
-            return torch.arange(self._count)
+        if width >= self.count:
+            return torch.arange(self.count)
         own = self._column[ids.flatten().long().unique()]
-        chosen = torch.zeros(self._count, dtype=torch.bool)
+        chosen = torch.zeros(self.count, dtype=torch.bool)
         chosen[own[own >= 0]] = True
-        chosen[self._order[: int(self._width * FREQUENT)]] = True
+        chosen[self._order[: int(width * FREQUENT)]] = True
         others = (~chosen).nonzero()[:, 0]
         draw = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
-        missing = max(0, self._width - int(chosen.sum()))
+        missing = max(0, width - int(chosen.sum()))
         chosen[others[torch.randperm(len(others), generator=draw)[:missing]]] = True
         return chosen.nonzero()[:, 0]

@@ -25,7 +25,16 @@ from circuit.train.measure import Acceptance
 from circuit.train.optimiser import Optimiser, Rates
 from circuit.train.picture import draw, require_pictures
 from circuit.train.prompts import Guard
-from circuit.train.run import Plan, Progress, load_state, open_run
+from circuit.train.run import (
+    ALL_COLUMNS,
+    FLAT,
+    GREEDY_ONLY,
+    STRICT,
+    Plan,
+    Progress,
+    load_state,
+    open_run,
+)
 from circuit.train.start import head_config, head_contract, start_weights
 from circuit.train.texts import SHARD, Written, read_shard, save_shard, shards
 from circuit.train.unroll import Unroller
@@ -190,7 +199,7 @@ def _prepared(
     if (saved := load_state(folder)) is not None:
         optimiser.restore(saved[0], saved[1].step)
         progress = saved[1]
-    columns = Columns(ids, counts, plan.batch_columns, plan.seed)
+    columns = Columns(ids, counts, plan.seed)
     training = Training(
         plan, folder, unroller, teacher, columns, optimiser, progress, learned, held
     )
@@ -208,6 +217,9 @@ def _recipe(plan: Plan, training: Training, found: Acceptance) -> dict[str, obje
         "step_weights": STEP_WEIGHTS,
         "optimiser": "Muon for matrices, Adam for vectors",
         "rates": asdict(training.optimiser.rates),
+        "parts": dict(
+            rate_falls=FLAT, strict=STRICT, greedy_only=GREEDY_ONLY, all_columns=ALL_COLUMNS
+        ),
         "held_out": {
             "texts": len(training.held_out),
             "acceptance": [round(s, 4) for s in found.shares],

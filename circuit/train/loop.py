@@ -16,10 +16,10 @@ import torch
 from circuit.report import TERMINATED
 from circuit.train.columns import Columns
 from circuit.train.errors import Diverged
-from circuit.train.loss import Lesson, Teacher
+from circuit.train.loss import FOLLOWED, Lesson, Teacher
 from circuit.train.measure import Acceptance, acceptance
 from circuit.train.optimiser import Optimiser
-from circuit.train.run import Mark, Plan, Progress, save_state
+from circuit.train.run import GREEDY_ONLY, STRICT, Mark, Plan, Progress, save_state
 from circuit.train.texts import Written
 from circuit.train.unroll import Batch, Unroller
 
@@ -124,22 +124,24 @@ class Training:
         """Batches from where the run is, epoch after epoch."""
         progress, plan = self.progress, self.plan
         while True:
-            ending = plan.ending(progress.step)
-            texts = [t for t in self.texts if t.greedy] if ending else self.texts
-            epoch = batches(texts or self.texts, plan.batch_rows, plan.seed, progress.epoch)
+            greedy = plan.past(GREEDY_ONLY, progress.step)
+            texts = [t for t in self.texts if t.greedy] if greedy else self.texts
+            number = progress.epoch
+            epoch = batches(texts or self.texts, plan.batch_rows, plan.seed, number)
             for batch in epoch[progress.place :]:
-                if plan.ending(progress.step) and not ending:
-                    break
+                if progress.epoch != number:
+                    break  # the update before has begun the epoch of greedy texts
                 yield batch
-            progress.epoch, progress.place = progress.epoch + 1, 0
+            if progress.epoch == number:
+                progress.epoch, progress.place = number + 1, 0
 
     def _learn(self, batch: Batch) -> tuple[float, list[list[int]]]:
         """One update; loss, and drafts and right drafts by step."""
-        columns, teacher = None, self.teacher.strict()
-        if not self.plan.ending(self.progress.step):
-            columns = self.columns.pick(batch.ids, self.progress.step)
-            teacher = self.teacher.over(columns)
-        lesson = Lesson(teacher, batch)
+        step, strict = self.progress.step, self.plan.past(STRICT, self.progress.step)
+        width = self.plan.width(step, self.columns.count)
+        columns = self.columns.pick(batch.ids, step, width)
+        teacher = (self.teacher.strict() if strict else self.teacher).over(columns)
+        lesson = Lesson(teacher, batch, followed=1.0 if strict else FOLLOWED, seed=step)
         learned = {
             n: w.to(self.teacher.rows.dtype) if w.ndim == 2 else w
             for n, w in self.optimiser.weights.items()
@@ -153,6 +155,8 @@ class Training:
         self.progress.step += 1
         self.progress.place += 1
         self.progress.rows += lesson.rows
+        if self.plan.past(GREEDY_ONLY, step + 1) and not self.plan.past(GREEDY_ONLY, step):
+            self.progress.epoch, self.progress.place = self.progress.epoch + 1, 0
         return loss, lesson.counts
 
     def _measure(self) -> None:

@@ -12,6 +12,7 @@ from ir.ops import rms_norm
 
 STEP_WEIGHTS = (1.0, 0.8, 0.6)
 LAST_FIRST_CHOICE = 0.5
+FOLLOWED = 0.5  # the part of the right chains that goes on before the lesson is strict
 
 
 class _Divergence(torch.autograd.Function):
@@ -84,14 +85,18 @@ class Lesson:
     """Visits the steps of one batch: sums the loss, counts agreement, lets right drafts go on.
 
     A chain goes on while its draft is the text's own token, because only then is its next draft of
-    use; so step 2 is learned where step 1 was right. `loss` is the weighted mean over the rows of
-    the first step.
+    use; so step 2 is learned where step 1 was right. Of the chains that are right at step 1, a
+    random part `followed` goes on and weighs the more, which leaves more time for first steps.
+    `loss` is the weighted mean over the rows of the first step.
     """
 
     def __init__(
-        self, teacher: Teacher, batch: Batch, weights: tuple[float, ...] = STEP_WEIGHTS
-    ) -> None:
-        self._batch, self._weights = batch, weights
+        self, teacher: Teacher, batch: Batch, weights: tuple[float, ...] = STEP_WEIGHTS,
+        followed: float = 1.0, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self._batch, self._followed = batch, followed
+        self._weights = (weights[0], *(w / followed for w in weights[1:]))
+        self._draw = torch.Generator().manual_seed(seed)
         places = torch.arange(batch.hidden.shape[1])[None]
         text, place = (
             (places >= batch.starts[:, None]) & (places < (batch.lengths - 1)[:, None])
@@ -111,4 +116,6 @@ class Lesson:
         self.loss = self.loss + divergence(step.logits, wanted, weight)
         right = step.right
         self.counts[step.number] = [len(right), int(right.sum())]
+        if step.number == 0 and self._followed < 1:
+            return right & (torch.rand(len(right), generator=self._draw) < self._followed)
         return right

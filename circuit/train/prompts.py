@@ -26,7 +26,7 @@ class Kind(Enum):
     OPENING = "opening"
 
 
-SHARES = {Kind.OWN: 0.35, Kind.OPENING: 0.08, Kind.REQUEST: 0.57}
+SHARES = {Kind.OWN: 0.45, Kind.OPENING: 0.01, Kind.REQUEST: 0.54}
 
 
 @cache

@@ -18,6 +18,10 @@ from codegen.store import write_atomically
 
 PLAN, STATE = "run.json", "state.safetensors"
 
+# Parts of a run after which the learning rate falls, the lesson is strict and every right chain
+# goes on, texts are greedy ones alone, and all scored ids take part.
+FLAT, STRICT, GREEDY_ONLY, ALL_COLUMNS = 0.3, 0.6, 0.75, 0.88
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -33,20 +37,24 @@ class Plan:
     batch_columns: int
     learning_rate: float
 
-    @property
-    def falling(self) -> int:
-        """The number of last steps over which the learning rate goes down."""
-        return max(1, self.steps * 3 // 10)
-
-    def ending(self, step: int) -> bool:
-        """True in the last part of the run: greedy texts, all scored ids, a strict teacher."""
-        return step >= self.steps - self.falling
+    def past(self, part: float, step: int) -> bool:
+        """True once `part` of the run is behind."""
+        return step >= part * self.steps
 
     def share(self, step: int) -> float:
         """The part of the learning rate at `step`: a rise over 30
         steps, then flat, then down to zero.
         """
-        return max(0.02, min(1.0, (step + 1) / 30, (self.steps - step) / self.falling))
+        left = (self.steps - step) / max(1.0, (1 - FLAT) * self.steps)
+        return max(0.01, min(1.0, (step + 1) / 30, left))
+
+    def width(self, step: int, scored: int) -> int:
+        """How many of the `scored` ids a batch is taught on at `step`:
+        few, then half, at the end all.
+        """
+        if self.past(ALL_COLUMNS, step):
+            return scored
+        return max(self.batch_columns, scored // 2 if self.past(STRICT, step) else 0)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from circuit.train.prompts import Guard, Kind, kind, opening, request, words
 from circuit.train.texts import Written
 from runners.base import Runner
 
-GREEDY, WARM, OWN_WARM = 0.68, 0.7, 1.0
+GREEDY, WARM, OWN_WARM = 0.88, 0.7, 1.0
 LONGEST_REQUEST, SHORTEST_REQUEST, SHORTEST_ANSWER = 90, 3, 4
 LOOP, LONGEST_PERIOD = 60, 20
 MARK = "\u2063MARK\u2063"
