@@ -20,7 +20,7 @@ from circuit.sources import model_source
 from circuit.train.columns import Columns, draft_ids, frequencies
 from circuit.train.errors import NotPrompts, OutputIsFolder, TooFewTexts
 from circuit.train.loop import Training
-from circuit.train.loss import STEP_WEIGHTS, Teacher
+from circuit.train.loss import EARLY, LATE, STEP_WEIGHTS, Teacher
 from circuit.train.measure import Acceptance
 from circuit.train.optimiser import Optimiser, Rates
 from circuit.train.picture import draw, require_pictures
@@ -215,11 +215,13 @@ def _recipe(plan: Plan, training: Training, found: Acceptance) -> dict[str, obje
         "rows": training.progress.rows,
         "loss": "cross entropy with the target's distribution over the scored ids",
         "step_weights": STEP_WEIGHTS,
+        "emphasis": {"early": asdict(EARLY), "strict": asdict(LATE)},
         "optimiser": "Muon for matrices, Adam for vectors",
         "rates": asdict(training.optimiser.rates),
-        "parts": dict(
-            rate_falls=FLAT, strict=STRICT, greedy_only=GREEDY_ONLY, all_columns=ALL_COLUMNS
-        ),
+        "parts": {
+            "rate_falls": FLAT, "strict": STRICT, "greedy_only": GREEDY_ONLY,
+            "all_columns": ALL_COLUMNS,
+        },  # fmt: skip
         "held_out": {
             "texts": len(training.held_out),
             "acceptance": [round(s, 4) for s in found.shares],

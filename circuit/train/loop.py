@@ -16,7 +16,7 @@ import torch
 from circuit.report import TERMINATED
 from circuit.train.columns import Columns
 from circuit.train.errors import Diverged
-from circuit.train.loss import FOLLOWED, Lesson, Teacher
+from circuit.train.loss import EARLY, LATE, Lesson, Teacher
 from circuit.train.measure import Acceptance, acceptance
 from circuit.train.optimiser import Optimiser
 from circuit.train.run import GREEDY_ONLY, STRICT, Mark, Plan, Progress, save_state
@@ -141,7 +141,7 @@ class Training:
         width = self.plan.width(step, self.columns.count)
         columns = self.columns.pick(batch.ids, step, width)
         teacher = (self.teacher.strict() if strict else self.teacher).over(columns)
-        lesson = Lesson(teacher, batch, followed=1.0 if strict else FOLLOWED, seed=step)
+        lesson = Lesson(teacher, batch, emphasis=LATE if strict else EARLY, seed=step)
         learned = {
             n: w.to(self.teacher.rows.dtype) if w.ndim == 2 else w
             for n, w in self.optimiser.weights.items()

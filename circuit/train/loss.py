@@ -12,11 +12,10 @@ from ir.ops import rms_norm
 
 STEP_WEIGHTS = (1.0, 0.8, 0.6)
 LAST_FIRST_CHOICE = 0.5
-FOLLOWED = 0.5  # the part of the right chains that goes on before the lesson is strict
 
 
 class _Divergence(torch.autograd.Function):
-    """Sum over rows of the cross entropy of `logits` against `wanted` [m, v], times `weight`.
+    """Sum over rows of the cross entropy of `logits` against `wanted` [m, v], times `weight` [m].
 
     The gradient by the logits is `weight * (softmax - wanted)`; it is made in the forward, in place
     of the logits, since nothing else of them is needed.
@@ -28,8 +27,8 @@ class _Divergence(torch.autograd.Function):
         shifted = mass - mass.amax(-1, keepdim=True)
         mass = shifted.exp()
         total = mass.sum(-1, keepdim=True)
-        loss = (total[:, 0].log() - (wanted * shifted).sum(-1)).sum() * weight
-        mass.div_(total).sub_(wanted).mul_(weight)
+        loss = ((total[:, 0].log() - (wanted * shifted).sum(-1)) * weight).sum()
+        mass.div_(total).sub_(wanted).mul_(weight[:, None])
         ctx.save_for_backward(mass.to(logits.dtype))
         return loss
 
@@ -38,9 +37,9 @@ class _Divergence(torch.autograd.Function):
         return ctx.saved_tensors[0] * gradient, None, None
 
 
-def divergence(logits: torch.Tensor, wanted: torch.Tensor, weight: float) -> torch.Tensor:
-    """`weight` times the summed cross entropy of rows of `logits`
-    against distributions `wanted`.
+def divergence(logits: torch.Tensor, wanted: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The cross entropies of rows of `logits` against distributions
+    `wanted`, summed by `weight` [m].
     """
     return _Divergence.apply(logits, wanted, weight)
 
@@ -81,21 +80,35 @@ class Teacher:
         return mass.to(self.rows.dtype)
 
 
+@dataclass(frozen=True)
+class Emphasis:
+    """What of a batch is learned most: a row where no draft begins at
+    run time weighs `inside`, and of the chains that are right at step
+    1 a part `followed` goes on.
+    """
+
+    inside: float = 1.0
+    followed: float = 1.0
+
+
+EARLY, LATE = Emphasis(inside=0.6, followed=0.5), Emphasis(inside=0.35)
+
+
 class Lesson:
     """Visits the steps of one batch: sums the loss, counts agreement, lets right drafts go on.
 
     A chain goes on while its draft is the text's own token, because only then is its next draft of
-    use; so step 2 is learned where step 1 was right. Of the chains that are right at step 1, a
-    random part `followed` goes on and weighs the more, which leaves more time for first steps.
-    `loss` is the weighted mean over the rows of the first step.
+    use; so step 2 is learned where step 1 was right. At run time a chain begins after a token that
+    was not foretold, and within a chain that goes well none does: such rows weigh less. Chains are
+    followed by chance in proportion to their weight, and weigh the more for it. `loss` is the
+    weighted mean over the rows of the first step.
     """
 
     def __init__(
         self, teacher: Teacher, batch: Batch, weights: tuple[float, ...] = STEP_WEIGHTS,
-        followed: float = 1.0, seed: int = 0,
+        emphasis: Emphasis = LATE, seed: int = 0,
     ) -> None:  # fmt: skip
-        self._batch, self._followed = batch, followed
-        self._weights = (weights[0], *(w / followed for w in weights[1:]))
+        self._batch, self._weights, self._emphasis = batch, weights, emphasis
         self._draw = torch.Generator().manual_seed(seed)
         places = torch.arange(batch.hidden.shape[1])[None]
         text, place = (
@@ -104,18 +117,36 @@ class Lesson:
         self._row = torch.full(batch.hidden.shape[:2], -1)
         self._row[text, place] = torch.arange(len(text))
         self._wanted = teacher.distribution(batch.hidden[text, place])
+        self._weight = torch.zeros(batch.hidden.shape[:2])
         self.rows = 0
         self.loss = torch.zeros(())
         self.counts = [[0, 0] for _ in weights]  # per step: drafts, right ones
 
     def __call__(self, step: Drafted) -> torch.Tensor:
+        at, right = (step.text, step.key), step.right
         if step.number == 0:
             self.rows = len(step.key)
+            self._weight[at] = self._begun(step) / self.rows
         wanted = self._wanted[self._row[step.text, step.key + step.number + 1]]
-        weight = self._weights[step.number] / self.rows
-        self.loss = self.loss + divergence(step.logits, wanted, weight)
-        right = step.right
+        weight = self._weight[at]
+        self.loss = self.loss + divergence(step.logits, wanted, self._weights[step.number] * weight)
         self.counts[step.number] = [len(right), int(right.sum())]
-        if step.number == 0 and self._followed < 1:
-            return right & (torch.rand(len(right), generator=self._draw) < self._followed)
-        return right
+        return right & self._followed(at) if step.number == 0 else right
+
+    def _begun(self, step: Drafted) -> torch.Tensor:
+        """The weight of each row of step 1, with a mean of one: whole where a chain begins."""
+        right = torch.zeros(self._row.shape, dtype=torch.bool)
+        right[step.text, step.key] = step.right
+        before = right[step.text, (step.key - 1).clamp(min=0)] & (step.key > 0)
+        weight = torch.where(before, self._emphasis.inside, 1.0)
+        return weight / weight.mean()
+
+    def _followed(self, at: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Which chains are followed to their next steps; they weigh for
+        those that are not.
+        """
+        if self._emphasis.followed >= 1:
+            return torch.ones(len(at[0]), dtype=torch.bool)
+        chance = (self._weight[at] * self.rows * self._emphasis.followed).clamp(max=1.0)
+        self._weight[at] /= chance
+        return torch.rand(len(chance), generator=self._draw) < chance
