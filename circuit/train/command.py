@@ -219,9 +219,11 @@ def _recipe(plan: Plan, training: Training, found: Acceptance) -> dict[str, obje
         "optimiser": "Muon for matrices, Adam for vectors",
         "rates": asdict(training.optimiser.rates),
         "parts": {
-            "rate_falls": FLAT, "strict": STRICT, "greedy_only": GREEDY_ONLY,
+            "rate_falls": FLAT,
+            "strict": STRICT,
+            "greedy_only": GREEDY_ONLY,
             "all_columns": ALL_COLUMNS,
-        },  # fmt: skip
+        },
         "held_out": {
             "texts": len(training.held_out),
             "acceptance": [round(s, 4) for s in found.shares],
