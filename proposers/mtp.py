@@ -168,28 +168,39 @@ class MtpHead(PagedProposer):
             for request, state in zip(requests, mine, strict=True):
                 self._check(request, state)
                 state.last_num_drafted, state.last_drafts = 0, ()
-                self._flush(state)
-            return self._chains(requests, mine, counts.pop())
+            count = counts.pop()
+            waiting = sum(len(state.pending) for state in mine)
+            if count < 1 or waiting + len(mine) > self.propose_batch_max():
+                for state in mine:
+                    self._flush(state)
+            return self._chains(requests, mine, count)
 
     def _chains(
         self, requests: Sequence[ProposeRequest], states: Sequence[MtpState], count: int
     ) -> list[Drafts]:
-        """The drafts of all sequences, one batched step per position; a chain that ended is left
-        out of the steps after it.
+        """The drafts of all sequences, one batched step per position.
+
+        Rows that wait are written in the step of the first; a chain that ended is left out of the
+        steps after it.
         """
         stop, lanes = self.levers.stop_rule, list(range(len(requests)))
         measured = stop is not None or any(r.want_logprobs for r in requests)
-        rows = [Row(r.last_token, r.target_hidden, r.position) for r in requests]
+        rows = [
+            [*state.pending, Row(r.last_token, r.target_hidden, r.position)]
+            for r, state in zip(requests, states, strict=True)
+        ]
         drafts: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         for _ in range(count):
             made = batch_step(self.runner, [states[i] for i in lanes], [rows[i] for i in lanes])
+            for i in lanes:
+                states[i].pending = []
             for i, token, hidden, logits in zip(list(lanes), *made, strict=True):
                 drafts[i].append(int(token))
                 if measured:
                     logprobs[i].append(logprob_of(logits, int(token), self._scored_ids()))
                 states[i].drafted(drafts[i], requests[i].position)
-                rows[i] = Row(int(token), hidden, rows[i].position + 1)
+                rows[i] = [Row(int(token), hidden, rows[i][-1].position + 1)]
                 if stop is not None and not stop.goes_on(logprobs[i][-1]):
                     lanes.remove(i)
             if not lanes:

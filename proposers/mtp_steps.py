@@ -138,18 +138,28 @@ def stepwise(
 
 
 def batch_step(
-    runner: DraftRunner, states: Sequence[MtpState], rows: Sequence[Row]
+    runner: DraftRunner, states: Sequence[MtpState], rows: Sequence[Sequence[Row]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens [n], hiddens [n, h] and logits [n, v] of one step, one row of each of n sequences."""
-    key = runner.fitting(Mode.BATCH, len(rows))
-    inputs = new_rows(runner, key, states, [row.position for row in rows])
+    """Tokens [n], hiddens [n, h] and logits [n, v] after the last of each sequence's rows.
+
+    A row of a BATCH program says whose it is: a sequence may have several, at least one.
+    """
+    flat = [row for part in rows for row in part]
+    key = runner.fitting(Mode.BATCH, len(flat))
+    lanes = [
+        Lane(state.lease, state.lease.append(len(part)), 0, len(part))
+        for state, part in zip(states, rows, strict=True)
+    ]
+    inputs = index_inputs(runner, key, lanes)
+    inputs["positions"][: len(flat)] = [row.position for row in flat]
     out = runner.run_draft(
         key,
-        ids=padded(np.array([row.token for row in rows], np.int32), key.rows),
-        hidden=padded(np.stack([row.hidden for row in rows]), key.rows),
+        ids=padded(np.array([row.token for row in flat], np.int32), key.rows),
+        hidden=padded(np.stack([row.hidden for row in flat]), key.rows),
         **inputs,
     )
-    return tuple(runner.read(out[name])[: len(rows)] for name in ("tokens", "hidden", "logits"))
+    last = np.cumsum([len(part) for part in rows]) - 1
+    return tuple(runner.read(out[name])[last] for name in ("tokens", "hidden", "logits"))
 
 
 def logprob_of(logits: np.ndarray, token: int, ids: np.ndarray) -> float:

@@ -165,7 +165,7 @@ def test_a_drafter_gets_the_whole_prompt_however_it_comes(target, plain, reused)
             list(conversation.turn(prompt[:20], 1, drafts=1))
         generation = conversation.turn(prompt, 9, drafts=3)
         next(iter(generation))
-        assert head.drafter_rows(generation._drafting.state) == len(prompt) - 1
+        assert head.drafter_rows(generation.drafting.state) == len(prompt) - 1
         assert (conversation.reused > 0) is reused
         list(generation)
         assert generation.tokens == plain[20:29]
@@ -189,7 +189,7 @@ def test_the_end_of_the_context(target, plain, length):
     prompt = [*PROMPT, *plain][:length]
     generation, widest = engine.generate(prompt, 50, drafts=3), 0
     for step in generation:
-        held = generation._lease.rows if generation._lease is not None else CONTEXT
+        held = generation.lease.rows if generation.lease is not None else CONTEXT
         assert held <= CONTEXT and step.drafted <= max(CONTEXT - length, 0)
         widest = max(widest, step.drafted)
     assert generation.tokens == plain[length - len(PROMPT) :][: CONTEXT - length + 1]
@@ -209,7 +209,12 @@ def test_a_drafter_with_a_shorter_context_stops_and_the_text_goes_on(target, pla
     with caplog.at_level(logging.WARNING):
         generation = Engine(target, short).generate(PROMPT, 100, drafts=3)
         list(generation)
-    assert generation.tokens == plain and "of a context of 32" in caplog.text
+    assert generation.tokens == plain and "no drafts from here on" in caplog.text
+    assert sum(generation.statistics.drafted) > 10 and len(caplog.messages) < 9
+    long = [*PROMPT, *plain[:40]]
+    generation = Engine(target, short).generate(long, 9, drafts=3)
+    list(generation)
+    assert generation.tokens == plain[40:49] and generation.statistics.drafted == []
     assert short.runner.pool.owners == 0
 
 
@@ -230,7 +235,7 @@ def test_one_flag_hides_the_first_embedding_whatever_is_padded():
         np.testing.assert_allclose(found[0], want, atol=1e-5)
         late = head.alloc_state()
         head.catchup_drafter([0, *tokens[:2]], hiddens[:2], 0, 40, late)
-        head._flush(late)
+        head._flush(head._adopt(late))
         want = torch.stack(tiny.run(tokens[:2], hiddens[:2], [40, 41])[2:])
         np.testing.assert_allclose(late.lease.read(CACHE), want, atol=1e-5)
         head.free_state(late)

@@ -60,7 +60,7 @@ def test_a_second_turn_is_the_fresh_text_from_rows_that_are_there(target):
         held = len(PROMPT) + len(first) - 2  # keys 0 to N - 3 of a text of N tokens
         assert conversation.outcome == Adopted(held, len(prompt) - 1 - held, held)
         assert conversation.reused == held and sum(computed) == len(prompt) - held
-        state = generation._drafting.state
+        state = generation.drafting.state
         assert head.drafter_rows(state) == len(prompt) - 1
         assert head.last_pair_key(state) == len(prompt) - 2
         with target.pool.lease() as lease:
@@ -133,7 +133,7 @@ def test_a_turn_that_is_left_early_is_carried_on_from_where_it_stands(target, pl
         for step in conversation.turn(PROMPT, 30, drafts=3):
             if step.drafted:
                 break
-        rows = conversation._busy._lease.rows
+        rows = conversation._busy.lease.rows
         assert turn(conversation, [*PROMPT, *plain[:20]], 6, drafts=3) == plain[20:26]
         assert conversation.reused == rows - 1 and isinstance(conversation.outcome, Adopted)
         conversation.turn(PROMPT, 5, drafts=1)  # never begun
@@ -192,7 +192,7 @@ def test_hiddens_that_are_too_far_back_are_not_computed_again(target, plain, mon
         held = len(PROMPT) + 9 - 1
         assert conversation.reused == held  # one row more than there are hiddens for
         assert conversation.outcome == Adopted(held - 1, len(prompt) - 1 - held, held)
-        assert head.drafter_rows(generation._drafting.state) == len(prompt) - 2  # one key missing
+        assert head.drafter_rows(generation.drafting.state) == len(prompt) - 2  # one key missing
         list(generation)
         assert generation.tokens == fresh(engine, prompt, 4)
 
@@ -203,9 +203,9 @@ def test_prefill_that_waits_is_given_its_own_hiddens_or_none(target, plain, capl
     first = engine.generate(PROMPT, 9, drafts=3)
     steps = iter(first)
     next(steps)
-    assert head.drafter_rows(first._drafting.state) == 0
+    assert head.drafter_rows(first.drafting.state) == 0
     next(steps)
-    assert head.drafter_rows(first._drafting.state) >= len(PROMPT) - 1
+    assert head.drafter_rows(first.drafting.state) >= len(PROMPT) - 1
     list(first)
     assert first.tokens == plain[:9] and not caplog.messages
     late, other = engine.generate(PROMPT, 9, drafts=3), engine.generate(ASIDE, 3, drafts=1)

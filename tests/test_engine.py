@@ -271,7 +271,7 @@ def test_copied_drafts_never_change_the_text_and_are_counted(target, plain):
     engine, _, _ = headed(target)
     assert run(engine, 100, drafts=3, lookup=True).tokens == plain
     generation = engine.generate(PROMPT, 33, drafts=3)
-    generation._drafting.lookup = EveryOther(PROMPT, plain)
+    generation.drafting.lookup = EveryOther(PROMPT, plain)
     steps = [len(step.tokens) for step in generation]
     assert generation.tokens == plain[:33]
     copied = steps[1::2]  # the first step is the prompt's own
@@ -297,7 +297,7 @@ def test_drafter_rows_are_those_of_a_fresh_replay(target, plain, policy, rights,
     original = engine.target.rows
     engine.target.rows = lambda *a: (s := original(*a), kept.append(np.array(s.hidden)))[0]
     generation = engine.generate(PROMPT, 30, drafts=3)
-    generation._drafting.lookup = EveryOther(PROMPT, plain) if copying else None
+    generation.drafting.lookup = EveryOther(PROMPT, plain) if copying else None
     hiddens = None
     for count, step in enumerate(generation):
         if hiddens is None:
@@ -306,8 +306,8 @@ def test_drafter_rows_are_those_of_a_fresh_replay(target, plain, policy, rights,
         hiddens = np.concatenate([hiddens, kept[-1][: len(step.tokens)]])
         if count % 3 or count < 3:
             continue
-        state, position = generation._drafting.state, generation._lease.rows
-        generation._drafting.keep_up(position)
+        state, position = generation.drafting.state, generation.lease.rows
+        generation.drafting.keep_up(position)
         head._flush(state)
         text = PROMPT + generation.tokens
         keys = position - 1

@@ -1,6 +1,7 @@
 """Levers: every name and value is read strictly, wherever it comes from."""
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +146,9 @@ def test_sources_that_cannot_be_used(tmp_path):
         levers(environment={"CIRCUIT_LADDER": "4:2", "CIRCUIT_NO_MTP_K_LADDER": "1"})
     same = {"CIRCUIT_LADDER": "4:2", "CIRCUIT_MTP_K_LADDER": "4:2"}
     assert levers(environment=same).ladder.pinned
+
+
+def test_the_page_of_levers_names_them_all():
+    page = (Path(__file__).parent.parent / "docs" / "levers.md").read_text()
+    assert all(f"`{f.name}`" in page for f in fields(ModelLevers))
+    assert all(f"`{suffix}`" in page for suffix in KNOBS)

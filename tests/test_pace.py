@@ -139,8 +139,8 @@ def test_steps_without_drafts_are_fed_to_the_drafter_later(
     generation = engine.generate(PROMPT, 40, drafts=3)
     for index, _ in enumerate(generation):
         if index == 17:
-            state, position = generation._drafting.state, generation._lease.rows
-            generation._drafting.keep_up(position)
+            state, position = generation.drafting.state, generation.lease.rows
+            generation.drafting.keep_up(position)
             head._flush(state)
             keys = position - 1
             assert (head.drafter_rows(state), head.last_pair_key(state)) == (keys, keys - 1)
@@ -165,8 +165,8 @@ def test_without_catch_up_steps_without_drafts_are_missing_context(target, plain
         generation = engine.generate(PROMPT, 20, drafts=1)
         for index, _ in enumerate(generation):
             if index == 9:
-                state = generation._drafting.state
-                held[catchup] = head.drafter_rows(state), generation._lease.rows
+                state = generation.drafting.state
+                held[catchup] = head.drafter_rows(state), generation.lease.rows
     (full, position), (thin, _) = held[True], held[False]
     assert full == position - 1 and thin < full - 3
 

@@ -48,6 +48,7 @@ class Drafting:
         self.paced = False
         self._late: tuple[HiddenCapture, int, Start, Conversation | None] | None = None
         self._hidden: np.ndarray | None = None  # of the row before the newest token
+        self.over = False  # the drafter cannot follow the text any more
         self._waiting = 0  # rows since the drafter was last brought up to date
         self._accepted: int | None = None  # drafts of the last propose that were taken, until told
 
@@ -74,10 +75,18 @@ class Drafting:
         self, start: Start, prompt: Sequence[int], lo: int, hiddens: np.ndarray,
         keeper: Conversation | None,
     ) -> None:  # fmt: skip
-        if start.last_key is None and lo == 0:
-            self.proposer.prefill_drafter(prompt, hiddens, start.state)
-        elif keeper is not None:
-            keeper.extend(self.proposer, start, prompt, lo, hiddens)
+        try:
+            if start.last_key is None and lo == 0:
+                self.proposer.prefill_drafter(prompt, hiddens, start.state)
+            elif keeper is not None:
+                keeper.extend(self.proposer, start, prompt, lo, hiddens)
+        except CircuitError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: CircuitError) -> None:
+        """Goes on without drafts: the text does not need them."""
+        log.warning("no drafts from here on: %s", error)
+        self.over = True
 
     def _take_in_late(self) -> None:
         """The prompt at the first propose; not if another sequence's hiddens stand there by now."""
@@ -91,39 +100,49 @@ class Drafting:
     def drafts(self, position: int, count: int) -> tuple[int, ...]:
         """At most `count` drafts for the rows after the newest token, the one at `position`."""
         self.proposed, self.paced = None, False
-        if count < 1:
+        if count < 1 or self.over:
             return ()
         count, self.paced = self.pace.drafts(count, position), self.pace.measures
         if count < 1:
             if self._waiting > self.ring.capacity - 8:
                 self.keep_up(position)
             return ()
+        copied = self.prepare(position, count)
+        if copied or self.over:
+            return copied
+        try:
+            made = self.proposer.propose(self.request(position, count), self.state)
+        except CircuitError as error:
+            log.warning("no drafts for the token at position %d: %s", position, error)
+            return ()
+        return self.take(made)
+
+    def prepare(self, position: int, count: int) -> tuple[int, ...]:
+        """Brings the drafter's rows up to date; drafts copied from the text, if any are."""
         if self._late is not None:
             self._take_in_late()
         self.keep_up(position)
         copied = self.lookup.drafts(count) if self.lookup is not None else ()
-        if copied:
-            self.paced = False
-            return tuple(copied)
-        return self._propose(position, count)
+        self.proposed, self.paced = None, self.pace.measures and not copied
+        return tuple(copied)
 
-    def _propose(self, position: int, count: int) -> tuple[int, ...]:
-        """The head's drafts; none where it fails, or where it is less sure than the lever asks."""
+    def request(self, position: int, count: int, *, logprobs: bool = False) -> ProposeRequest:
+        """What the head is asked for the token at `position`."""
         levers = self.proposer.levers
-        request = ProposeRequest(
+        return ProposeRequest(
             last_token=self.text[-1], target_hidden=self._hidden, position=position,
-            num_drafts=count, want_logprobs=levers.draft_clamp > 0, want_ranks=levers.shadow_topk,
+            num_drafts=count, want_logprobs=logprobs or levers.draft_clamp > 0,
+            want_ranks=levers.shadow_topk,
         )  # fmt: skip
-        try:
-            made = self.proposer.propose(request, self.state)
-        except CircuitError as error:
-            log.warning("no drafts for the token at position %d: %s", position, error)
-            return ()
-        if made.logprobs and math.exp(min(made.logprobs)) < levers.draft_clamp:
+
+    def take(self, made: Drafts) -> tuple[int, ...]:
+        """The head's drafts; none where it is less sure of them than the lever asks."""
+        sure = not made.logprobs or math.exp(min(made.logprobs)) >= self.proposer.levers.draft_clamp
+        if not sure:
             self.proposer.after_verify(0, self.state)
             return ()
         self.proposed = made if made.tokens else None
-        return made.tokens[:count]
+        return made.tokens
 
     def verified(
         self, position: int, hiddens: np.ndarray, drafts: Sequence[int], emitted: Sequence[int],
@@ -159,25 +178,29 @@ class Drafting:
         Rows that the policy cut, and those of steps without drafts, are fed with the target's
         hiddens; the row of the newest pair is the next propose's own.
         """
-        proposer, state = self.proposer, self.state
         if self._accepted is not None:
-            proposer.after_verify(self._accepted, state)
+            self.proposer.after_verify(self._accepted, self.state)
             self._accepted = None
-        self._waiting, last = 0, proposer.last_pair_key(state)
-        while last is not None and (part := self.ring.feed(last, position)) is not None:
-            first, hiddens = part
-            tokens = self.text[first + 1 : first + 1 + len(hiddens)]
-            if proposer.levers.trim is TrimPolicy.KV_EXACT:
-                fed = proposer.catchup_batch([tokens], [hiddens], [first + 1], [state])
-            else:
-                rows, given = proposer.drafter_rows(state), [self.text[first], *tokens]
-                fed = proposer.catchup_drafter(given, hiddens, rows, first + 1, state)
-            if not fed:
-                return
-            if proposer.levers.fingerprints:
-                for key, hidden in enumerate(hiddens, first):
-                    log.info("feed: key %d takes %016x", key, hidden_fingerprint(hidden))
-            last = first + fed - 1
+        self._waiting, last = 0, self.proposer.last_pair_key(self.state)
+        try:
+            while last is not None and (part := self.ring.feed(last, position)) is not None:
+                if not self._feed(*part):
+                    return
+                last = part[0] + len(part[1]) - 1
+        except CircuitError as error:
+            self._give_up(error)
+
+    def _feed(self, first: int, hiddens: np.ndarray) -> int:
+        """Rows appended from pair key `first` on; 0 if the head takes none."""
+        proposer, state = self.proposer, self.state
+        if proposer.levers.fingerprints:
+            for key, hidden in enumerate(hiddens, first):
+                log.info("feed: key %d takes %016x", key, hidden_fingerprint(hidden))
+        tokens = self.text[first + 1 : first + 1 + len(hiddens)]
+        if proposer.levers.trim is TrimPolicy.KV_EXACT:
+            return proposer.catchup_batch([tokens], [hiddens], [first + 1], [state])
+        rows, given = proposer.drafter_rows(state), [self.text[first], *tokens]
+        return proposer.catchup_drafter(given, hiddens, rows, first + 1, state)
 
     def free(self) -> None:
         """Gives the drafter's rows back; a second call does nothing."""

@@ -118,10 +118,10 @@ class Generation:
         self.tokens: list[int] = []
         self._text = list(request.prompt)
         self._target = engine.target
-        self._lease: Lease | None = None
-        self._drafting = None
+        self.lease: Lease | None = None
+        self.drafting = None
         if request.drafts:
-            self._drafting = Drafting(
+            self.drafting = Drafting(
                 engine.proposer, engine.pace, self._text, self.statistics, lookup=request.lookup
             )
         self._steps = self._run()
@@ -143,17 +143,17 @@ class Generation:
 
     def _free(self) -> None:
         """Frees what is held, or hands it to the keeper if the text is whole so far."""
-        drafting = self._drafting
-        if self._keeper is not None and self.tokens and self._lease is not None:
+        drafting = self.drafting
+        if self._keeper is not None and self.tokens and self.lease is not None:
             if drafting is not None:
-                drafting.keep_up(self._lease.rows)
-            self._keeper.keep(self._text, self._lease, drafting)
-            self._lease = None
+                drafting.keep_up(self.lease.rows)
+            self._keeper.keep(self._text, self.lease, drafting)
+            self.lease = None
         if drafting is not None:
             drafting.free()
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
+        if self.lease is not None:
+            self.lease.close()
+            self.lease = None
 
     def _run(self) -> Iterator[Step]:
         try:
@@ -175,32 +175,48 @@ class Generation:
         step = work()
         spent = time.perf_counter() - began
         setattr(self.statistics, clock, getattr(self.statistics, clock) + spent)
-        if self._drafting is not None and self._drafting.paced:
-            self._drafting.pace.record(step.drafted, step.accepted, len(step.tokens), spent)
+        if self.drafting is not None and self.drafting.paced:
+            self.drafting.pace.record(step.drafted, step.accepted, len(step.tokens), spent)
         yield step
+
+    @property
+    def begun(self) -> bool:
+        """True once the prompt is taken in."""
+        return bool(self.tokens)
+
+    def settle(self, seconds: float) -> None:
+        """Counts the time of a step made for this text, and ends the text if it is whole."""
+        self.statistics.seconds += seconds
+        if not self._unfinished():
+            self.close()
+
+    def fail(self) -> None:
+        """Ends the text after an error in the middle of a step: nothing of it is kept."""
+        self._keeper = None
+        self.close()
 
     def _unfinished(self) -> bool:
         if self.tokens[-1] in self.request.stop:
             self.statistics.finish = Finish.STOP
         elif len(self.tokens) >= self.request.max_tokens:
             self.statistics.finish = Finish.LENGTH
-        elif self._lease.rows >= self._target.context:
+        elif self.lease.rows >= self._target.context:
             self.statistics.finish = Finish.CONTEXT
         return self.statistics.finish is None
 
     def _begin(self) -> Step:
         """Takes in the prompt, for target and drafter, and emits the token after it."""
-        prompt, drafting = self.request.prompt, self._drafting
+        prompt, drafting = self.request.prompt, self.drafting
         budget = min(len(prompt) + self.request.max_tokens, self._target.context)
         proposer = drafting.proposer if drafting is not None else None
         if self._keeper is not None:
             start = self._keeper.begin(self._target, proposer, prompt, budget)
         else:
             start = fresh_start(self._target, proposer, budget)
-        self._lease, given = start.lease, prompt[start.first :]
+        self.lease, given = start.lease, prompt[start.first :]
         if drafting is not None:
             drafting.state = start.state
-        scored = self._target.prompt(self._lease, given, keep_hidden=drafting is not None)
+        scored = self._target.prompt(self.lease, given, keep_hidden=drafting is not None)
         if drafting is not None:
             drafting.begin(start, scored.hidden, self._engine.capture, self._keeper)
         return self._emit([self._pick(scored, 0, 0)])
@@ -208,19 +224,27 @@ class Generation:
     def _emit(self, tokens: list[int], drafted: int = 0, accepted: int = 0) -> Step:
         self.tokens += tokens
         self._text += tokens
-        if self._drafting is not None and self._drafting.lookup is not None:
-            self._drafting.lookup.extend(tokens)
+        if self.drafting is not None and self.drafting.lookup is not None:
+            self.drafting.lookup.extend(tokens)
         return Step(tuple(tokens), drafted, accepted)
 
     def _step(self) -> Step:
         """Drafts, verifies, and emits the accepted drafts and the target's own token after them."""
-        position, drafting = self._lease.rows, self._drafting
         drafts: tuple[int, ...] = ()
-        if drafting is not None:
-            left = self.request.max_tokens - len(self.tokens) - 1
-            count = min(self.request.drafts, left, self._target.context - position - 1)
-            drafts = drafting.drafts(position, count)
-        scored = self._target.rows(self._lease, [self.tokens[-1], *drafts])
+        if self.drafting is not None:
+            drafts = self.drafting.drafts(self.lease.rows, self.room)
+        scored = self._target.rows(self.lease, [self.tokens[-1], *drafts])
+        return self.take(drafts, scored)
+
+    @property
+    def room(self) -> int:
+        """Drafts that the next step can use."""
+        left = self.request.max_tokens - len(self.tokens) - 1
+        return min(self.request.drafts, left, self._target.context - self.lease.rows - 1)
+
+    def take(self, drafts: Sequence[int], scored: Scored, width: int = 1) -> Step:
+        """Emits what a verify of `drafts` gives, in a step of `width` sequences."""
+        position = self.lease.rows - len(drafts) - 1
         emitted: list[int] = []
         for row in range(len(drafts) + 1):
             emitted.append(self._pick(scored, row, len(self.tokens) + row))
@@ -228,11 +252,11 @@ class Generation:
                 break
         accepted = sum(a == b for a, b in zip(emitted, drafts, strict=False))
         kept = len(emitted)
-        self._lease.trim(position + kept)
-        if drafting is not None:
+        self.lease.trim(position + kept)
+        if self.drafting is not None:
             hiddens = self._target.runner.read(scored.hidden)[:kept]
-            drafting.verified(position, hiddens, drafts, emitted, accepted)
-        self.statistics.count(len(drafts), accepted)
+            self.drafting.verified(position, hiddens, drafts, emitted, accepted)
+        self.statistics.count(len(drafts), accepted, width)
         return self._emit(emitted, len(drafts), accepted)
 
     def _pick(self, scored: Scored, row: int, index: int) -> int:

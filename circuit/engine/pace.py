@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from proposers.errors import LeverRefused
 from proposers.levers import Depth, ModelLevers
 from proposers.rules.cost import CostController, Goal, RunningCosts
 from proposers.rules.gate import GateMode, ThroughputGate, Way
+from proposers.rules.rung import ADAPTIVE_WIDTHS, Rung
 
 
 class Pace:
@@ -20,6 +23,7 @@ class Pace:
             ThroughputGate(levers.gate_settings) if levers.gate is GateMode.AUTO else None
         )
         self.costs = RunningCosts(most) if levers.depth is Depth.COST else None
+        self.rung = Rung()
         self._controller = CostController(levers.goal)
         self._present: int | None = None
         if self.costs is not None and levers.goal is Goal.ENERGY:
@@ -34,10 +38,12 @@ class Pace:
 
     def drafts(self, asked: int, position: int, width: int = 1) -> int:
         """Drafts of the next step of `width` sequences, at most `asked`, in that context."""
-        asked = self.levers.ladder.drafts(width, asked)
+        wanted = self.levers.ladder.drafts(width, asked)
+        adaptive = not (self.levers.static_rung or self.levers.ladder.pinned)
+        asked = self.rung.drafts(width, wanted, asked, adaptive=adaptive)
         if self.gate is not None and self.gate.choose(position, width) is Way.SERIAL:
             return 0
-        if self.costs is None:
+        if self.costs is None or width > 1:
             return asked
         due = self.costs.due()
         if due is not None:
@@ -53,6 +59,17 @@ class Pace:
             self.gate.record(tokens, seconds)
         if self.costs is not None:
             self.costs.record(drafts, accepted, 1e3 * seconds)
+
+    def observe(
+        self, width: int, drafted: Sequence[tuple[int, int]], tokens: int, seconds: float
+    ) -> None:
+        """Counts a step of `width` sequences, of which some drafted: (drafts, accepted) of each."""
+        if self.gate is not None:
+            self.gate.record(tokens, seconds)
+        if width in ADAPTIVE_WIDTHS and drafted:
+            p1 = sum(accepted > 0 for _, accepted in drafted) / len(drafted)
+            mean = sum(accepted for _, accepted in drafted) / len(drafted)
+            self.rung = self.rung.observed(max(k for k, _ in drafted), p1, mean)
 
     def plain(self) -> dict[str, object]:
         """What was found, as JSON values."""

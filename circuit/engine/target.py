@@ -49,6 +49,39 @@ class Target:
         key = DECODE if len(ids) == 1 else GraphKey(Mode.VERIFY, len(ids))
         return self._step(key, lease, ids)
 
+    @property
+    def together(self) -> int:
+        """The most rows that are computed at once of several sequences; 0: there is no program."""
+        return self.runner.widest(Mode.BATCH)
+
+    def rows_of(self, wanted: Sequence[tuple[Lease, Sequence[int]]]) -> list[Scored]:
+        """Computes the next rows of several sequences in one step; they are counted as held.
+
+        A row of a BATCH program says whose it is, so that a sequence may have several: all are
+        written before any is attended from, each sees its own sequence up to itself, and its value
+        is that of the program of any other width.
+        """
+        if len(wanted) == 1:
+            return [self.rows(*wanted[0])]
+        counts = [len(ids) for _, ids in wanted]
+        key = self.runner.fitting(Mode.BATCH, sum(counts))
+        lanes = []
+        for lease, ids in wanted:
+            first = lease.append(len(ids))
+            lanes.append(Lane(lease, first, first, len(ids)))
+        given = np.array([token for _, ids in wanted for token in ids], np.int32)
+        inputs = index_inputs(self.runner, key, lanes)
+        out = self.runner.step(key, ids=padded(given, key.rows), **inputs)
+        if self.hidden_output not in out:
+            raise HiddenMissing(output=self.hidden_output)
+        tokens, hidden = self.runner.read(out["tokens"]).tolist(), out[self.hidden_output]
+        scored, at = [], 0
+        for count in counts:
+            part = slice(at, at + count)
+            scored.append(Scored(tokens[part], out["logits"][part], hidden[part]))
+            at += count
+        return scored
+
     def prompt(self, lease: Lease, ids: Sequence[int], *, keep_hidden: bool) -> Scored:
         """Computes a prompt in chunks; the score of its last row, and
         all hiddens if they are kept.
