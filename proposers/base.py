@@ -31,8 +31,8 @@ class ProposeRequest:
     32` set = allowed; one mask [words] for the next token, or [d, words], one for each draft.
     `draft_embed_target` [n] receives the embedding row of the last draft, whose id is then returned
     as deferred. `target_hidden_stack`: hiddens of several layers, for block-diffusion heads.
-    `want_logprobs` asks for the log-probability of each draft under the head, `want_ranks` for the
-    first so many choices at each draft.
+    `want_logprobs` asks for the log-probability of each draft under the head, `ranks` for so many
+    of the best ids of each step; a head may give fewer.
     """
 
     last_token: int
@@ -43,7 +43,7 @@ class ProposeRequest:
     grammar_bitmask: np.ndarray | None = None
     target_hidden_stack: np.ndarray | None = None
     want_logprobs: bool = False
-    want_ranks: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,15 @@ class Drafts:
     """What a propose returns: target ids, their log-probabilities if
     asked for, the deferred last id.
 
-    With an embed target the last of `tokens` is 0 and its id is in `deferred`. `ranks` are the
-    head's first choices at each draft, likeliest first, as (id, probability).
+    With an embed target the last of `tokens` is 0 and its id is in `deferred`. `ranks` are the best
+    ids of each step, the draft first, if more than that was asked for, with `rank_logprobs`.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
     deferred: int | None = None
-    ranks: tuple[tuple[tuple[int, float], ...], ...] = ()
+    ranks: tuple[tuple[int, ...], ...] = ()
+    rank_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 class DraftProposer(ABC):

@@ -94,7 +94,7 @@ class MtpHead(PagedProposer):
         as it was.
         """
         whole = request.grammar_bitmask is None and self.levers.draft_stop is None
-        if not whole or request.want_logprobs or request.want_ranks:
+        if not whole or request.want_logprobs or request.ranks > 1:
             return self.propose_stepwise(request, state)[0]
         mine = self._adopt(state)
         with undone_on_error([mine]):
@@ -113,7 +113,7 @@ class MtpHead(PagedProposer):
             self._begin(request, mine)
             if not masks:
                 return self._finish(request, mine, Steps()), request.target_hidden
-            wanted = Wanted(request.want_logprobs, request.want_ranks, self.levers.stop_rule)
+            wanted = Wanted(request.want_logprobs, request.ranks, self.levers.stop_rule)
             made = stepwise(self.runner, mine, masks, ids, wanted)
             return self._finish(request, mine, made), made.hidden
 
@@ -145,7 +145,8 @@ class MtpHead(PagedProposer):
                 deferred, tokens = tokens[-1], [*tokens[:-1], 0]
                 request.draft_embed_target[...] = self._embedding_row(deferred)
         asked = tuple(made.logprobs) if request.want_logprobs else None
-        return Drafts(tuple(tokens), asked, deferred, tuple(made.ranks))
+        ranks, shares = tuple(made.ranks), tuple(made.rank_logprobs)
+        return Drafts(tuple(tokens), asked, deferred, ranks, shares)
 
     def propose_batch(
         self, requests: Sequence[ProposeRequest], states: Sequence[ProposerState]

@@ -94,16 +94,17 @@ class Steps:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    ranks: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    ranks: list[tuple[int, ...]] = field(default_factory=list)
+    rank_logprobs: list[tuple[float, ...]] = field(default_factory=list)
     hidden: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What steps are to measure: log-probabilities, first choices; and the rule that ends them."""
+    """What steps are to measure: log-probabilities, best ids; and the rule that ends them."""
 
     logprobs: bool = False
-    ranks: int = 0
+    ranks: int = 1
     stop: DraftStop | None = None
 
 
@@ -126,8 +127,10 @@ def stepwise(
         made.tokens.append(token)
         if wanted.logprobs or wanted.stop is not None:
             made.logprobs.append(logprob_of(logits, token, ids))
-        if wanted.ranks:
-            made.ranks.append(ranks_of(logits, ids, wanted.ranks))
+        if wanted.ranks > 1:
+            best, shares = best_of(logits, ids, wanted.ranks)
+            made.ranks.append(best)
+            made.rank_logprobs.append(shares)
         if wanted.stop is not None and not wanted.stop.goes_on(made.logprobs[-1]):
             break
         if len(made.tokens) < len(masks):
@@ -171,8 +174,11 @@ def logprob_of(logits: np.ndarray, token: int, ids: np.ndarray) -> float:
     return float(wide[at[0]] - wide.max() - np.log(np.exp(wide - wide.max()).sum()))
 
 
-def ranks_of(logits: np.ndarray, ids: np.ndarray, count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` likeliest target ids with their probabilities, ties by column."""
+def best_of(
+    logits: np.ndarray, ids: np.ndarray, count: int
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The `count` likeliest target ids and their log-probabilities, ties by column."""
     order = np.argsort(-logits, kind="stable")[:count]
-    wide = np.exp(logits.astype(np.float64) - logits.max())
-    return tuple((int(ids[c]), float(wide[c] / wide.sum())) for c in order)
+    wide = logits.astype(np.float64) - logits.max()
+    shares = wide[order] - np.log(np.exp(wide).sum())
+    return tuple(ids[order].tolist()), tuple(shares.tolist())

@@ -58,7 +58,8 @@ class MultiModuleMtpHead(DraftProposer):
     def _chain(self, request: ProposeRequest, state: MultiModuleState, asked: int) -> Drafts:
         """`asked` drafts; the embed target is for the last of them."""
         masks = self.modules[0].masks(replace(request, num_drafts=asked))
-        stop, tokens, logprobs, ranks = self.levers.stop_rule, [], [], []
+        stop, tokens, logprobs = self.levers.stop_rule, [], []
+        ranks: list[Drafts] = []
         token, hidden, deferred = request.last_token, request.target_hidden, None
         for index, mask in enumerate(masks):
             last = index == len(masks) - 1
@@ -67,17 +68,20 @@ class MultiModuleMtpHead(DraftProposer):
                 draft_embed_target=request.draft_embed_target if last else None,
                 grammar_bitmask=mask,
                 want_logprobs=request.want_logprobs or stop is not None,
-                want_ranks=request.want_ranks,
+                ranks=request.ranks,
             )  # fmt: skip
             drafts, hidden = self.modules[index].propose_stepwise(step, state.modules[index])
             token, deferred = drafts.tokens[0], drafts.deferred
             tokens.append(token)
             logprobs += drafts.logprobs or ()
-            ranks += drafts.ranks
+            ranks.append(drafts)
             if stop is not None and not stop.goes_on(logprobs[-1]):
                 break
         asked = tuple(logprobs) if request.want_logprobs else None
-        return Drafts(tuple(tokens), asked, deferred, tuple(ranks))
+        return Drafts(
+            tuple(tokens), asked, deferred, tuple(r for d in ranks for r in d.ranks),
+            tuple(r for d in ranks for r in d.rank_logprobs),
+        )  # fmt: skip
 
     def _pairs(self, state: MultiModuleState) -> Iterator[tuple[MtpHead, MtpState]]:
         return zip(self.modules, state.modules, strict=True)

@@ -132,7 +132,7 @@ class Drafting:
         return ProposeRequest(
             last_token=self.text[-1], target_hidden=self._hidden, position=position,
             num_drafts=count, want_logprobs=logprobs or levers.draft_clamp > 0,
-            want_ranks=levers.shadow_topk,
+            ranks=max(levers.shadow_topk, 2) if levers.shadow_topk else 1,
         )  # fmt: skip
 
     def take(self, made: Drafts) -> tuple[int, ...]:
@@ -159,18 +159,15 @@ class Drafting:
         if self.proposed:
             self._accepted = accepted
         self.statistics.looked_up += bool(drafts) and not self.proposed
-        if self.proposed and self.proposed.ranks:
-            self._cover(self.proposed.ranks, emitted)
+        if levers.shadow_topk and self.proposed:
+            self._cover(self.proposed, emitted)
 
-    def _cover(
-        self, ranks: Sequence[Sequence[tuple[int, float]]], picks: Sequence[int]
-    ) -> None:
+    def _cover(self, made: Drafts, picks: Sequence[int]) -> None:
         """Counts at which rank of the head's choices the target's picks stood."""
         if self.statistics.coverage is None:
             self.statistics.coverage = TopkCoverage(self.proposer.levers.shadow_topk)
-        choices = [[token for token, _ in choice] for choice in ranks]
-        self.statistics.coverage.count(choices, picks)
-        log.info("shadow: drafts by rank %s, picked %s", ranks, picks)
+        self.statistics.coverage.count(made.ranks, picks)
+        log.info("shadow: %s with %s, picked %s", made.ranks, made.rank_logprobs, picks)
 
     def keep_up(self, position: int) -> None:
         """Brings the drafter's rows up to the newest token, which stands at `position`.
