@@ -315,6 +315,20 @@ def test_widths_that_a_batch_does_not_take():
         head.propose_batch([request] * 2, [head.alloc_state()])
 
 
+def test_a_mask_is_of_target_ids_whatever_the_head_scores(tiny):
+    head, ids = proposer(tiny), tiny.weights.draft_ids
+    scored = list(range(heads.VOCAB)) if ids is None else ids.tolist()
+    tokens, hiddens = rows(1)
+    allowed = scored[1::3]
+    words = np.zeros(4, np.uint32)
+    for i in [*allowed, *(set(range(heads.VOCAB)) - set(scored))]:  # more than the head scores
+        words[i // 32] |= np.uint32(1 << (i % 32))
+    request = ProposeRequest(tokens[0], hiddens[0], 1, 1, grammar_bitmask=words.view(np.int32))
+    logits = tiny.logits(tiny.run(tokens, hiddens)[1][-1])
+    best = max(allowed, key=lambda i: float(logits[scored.index(i)]))
+    assert head.propose(request, head.alloc_state()).tokens == (best,)
+
+
 def test_a_deferred_draft_leaves_its_embedding_row():
     tiny = heads.make_head()
     head = proposer(tiny)
