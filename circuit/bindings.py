@@ -22,6 +22,8 @@ from proposers.mtp_binding import TargetSide, bind_head, make_mtp_head
 from proposers.options import DraftOptions, head_keys
 from proposers.weights import HeadWeights, load_head
 
+SPINES = 4  # the deepest spine of a tree that one call drafts; deeper ones take two
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -39,7 +41,8 @@ def bind(checkpoint: Checkpoint, heads: Sequence[HeadWeights], choices: Choices)
     tensors = converted(checkpoint.tensors, WeightOption(choices.weights))
     asks_normed = any(h.contract.target_hidden is StreamPoint.POST_NORM for h in heads)
     working = working_format(choices.backend, choices.weights)
-    keys = target_keys(batches=choices.batches, chunk=choices.chunk)
+    trees = choices.trees if heads else ()
+    keys = target_keys(batches=choices.batches, chunk=choices.chunk, trees=trees)
     bindings: dict[str, Binding] = {
         TARGET: target_binding(
             checkpoint.config,
@@ -51,7 +54,12 @@ def bind(checkpoint: Checkpoint, heads: Sequence[HeadWeights], choices: Choices)
         )
     }
     side = target_side(checkpoint.config, tensors, choices.context)
-    draft = DraftOptions(choices.context, head_keys(batches=choices.batches, chunk=choices.chunk))
+    draft = DraftOptions(
+        choices.context,
+        head_keys(
+            batches=choices.batches, chunk=choices.chunk, spine=SPINES if trees else 0
+        ),
+    )  # fmt: skip
     for index, head in enumerate(heads):
         bindings[draft_part(index, len(heads))] = bind_head(head, side, draft)
     return Bound(bindings, side, tuple(heads), draft, choices.backend)

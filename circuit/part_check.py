@@ -162,7 +162,7 @@ def compare(
 ) -> Compared:
     """The comparison of one program's outputs and stored rows, each held to the contract."""
     found = Compared(part, compiled.key, compiled.rows)
-    if compiled.key.mode is Mode.CHAIN:
+    if compiled.key.goes_on:
         _compare_chain(found, compiled, oracle)
     if drafted_alike(compiled, oracle):
         known = numbers_of(oracle)
@@ -210,7 +210,7 @@ def same_rows(
     for wide in seen:
         start = 0 if wide.key.mode is Mode.PREFILL else PREFIX
         count = 1 if wide.key.mode is Mode.BATCH else min(wide.rows, 4 if start else PREFIX)
-        if wide.key == DECODE or wide.key.mode is Mode.CHAIN:
+        if wide.key == DECODE or wide.key.goes_on:
             continue
         names = [n for n in ("hidden", "logits") if len(wide.outputs.get(n, ())) >= count]
         for row in range(count):

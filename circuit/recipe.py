@@ -35,7 +35,7 @@ class Origin:
 @dataclass(frozen=True)
 class Choices:
     """What was asked for: the format of the weights, the backend, the
-    context in rows, BATCH widths, chunk.
+    context in rows, BATCH widths, chunk, rows of the trees that verify drafts of a head.
     """
 
     weights: str = "native"
@@ -43,6 +43,7 @@ class Choices:
     context: int = 2048
     batches: tuple[int, ...] = (2, 4, 8, 16)
     chunk: int = 256
+    trees: tuple[int, ...] = (4, 6, 8)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def _rows(
 ) -> Observed:  # fmt: skip
     """The program over consecutive rows of one sequence; a chain is given its first row only."""
     first = lease.append(len(places))
-    live = places[:1] if key.mode is Mode.CHAIN else places
+    live = places[:1] if key.goes_on else places
     types = runner.inputs(key)
     rows = [script.row(place, place) for place in live]
     out = runner.step(key, **feed(key, types, rows, [lease.table(types["tables"].shape[1])]))
@@ -125,7 +125,7 @@ def _observed(
     outputs = {}
     for name, value in out.items():
         array = runner.read(value)
-        whole = key.mode is Mode.CHAIN or len(array) == 1  # one row for the program as a whole
+        whole = key.goes_on or len(array) == 1  # one row for the program as a whole
         outputs[name] = array if whole else array[:live]
     types = runner.pool.types
     numbers = {n: as_numbers(a, types[n].format).copy() for n, a in stored.items()}

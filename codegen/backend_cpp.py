@@ -35,6 +35,7 @@ _FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=default", "-ffp-contract=off", "-fno-math-errno",
     "-fno-trapping-math", "-pthread",
 )  # fmt: skip
+_ATTENTION = ("attention", "tree_attention")
 HEADERS = ("program.h", "simd.h", "lanes.h", "team.h", "keys.h", "products.h", "blocks.h")
 
 
@@ -119,7 +120,7 @@ class CppBackend(Backend):
         """Tiles of up to 8 rows by 4 panels for products; tiles of rows for attention."""
         name = lowered.anchor.target.name if lowered.anchor is not None else ""
         rows = lowered.dims.get("m", 1)
-        if name == "attention":
+        if name in _ATTENTION:
             return [CppSchedule(rows=r) for r in (1, 2, 4, 8, 16) if r <= rows]
         if name != "linear":
             return [CppSchedule()]
@@ -133,8 +134,8 @@ class CppBackend(Backend):
         """Seconds by a simple model: bytes against arithmetic, plus what a poor cut adds."""
         name = lowered.anchor.target.name if lowered.anchor is not None else ""
         m = lowered.dims.get("m", 1)
-        if name == "attention":
-            best = 1 if m == 1 else 2 if m <= 4 else 8
+        if name in _ATTENTION:
+            best = 1 if m == 1 else 2 if m <= 4 else 4 if m <= 8 else 8
             return abs(schedule.rows - best)
         if name != "linear":
             return 0.0

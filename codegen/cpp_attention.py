@@ -10,7 +10,7 @@ from codegen.kernel import Kernel
 
 
 def attention_kernel(region: RegionSource) -> Kernel:
-    """The kernel of a region around attention."""
+    """The kernel of a region around attention: of rows in order, or of the paths of a tree."""
     low = region.lowered
     m, h, g, d, t = (region.dims[x] for x in "mhgdt")
     scope = Scope(region.places)
@@ -32,12 +32,14 @@ def attention_kernel(region: RegionSource) -> Kernel:
             lambda i, x, o=store.operand, s=shape: f"{o.name}[{result.address(i, s)}] = {x};",
         )  # fmt: skip
     return region.kernel(
-        "attention", cache=low.direct["cache"], tables=low.direct["tables"], query=query,
+        low.anchor.target.name, cache=low.direct["cache"], tables=low.direct["tables"], query=query,
         epilogue=epilogue, m=m, heads=h // g, g=g, d=d, t=t,
         cached=TYPES[low.direct["cache"].type.format],
         scale=repr(float(low.attributes["scale"])) + "f",
         seen=scope.scalar("int32_t", "seen", region.argument("indices").at(row(m))),
         sequence=scope.scalar("int32_t", "sequence", region.argument("row_sequence").at(row(m))),
+        parent=scope.scalar("int32_t", "parent", region.argument("parents").at(row(m)))
+        if "parents" in low.arguments else None,
         tile_rows=min(region.schedule.rows, m),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen.expr import Expr, const, iadd, imul, make
-from codegen.lower import Operand
+from codegen.lower import LISTED, Operand
 from codegen.printer import Printer
 from ir.format import Format
 
@@ -148,7 +148,8 @@ class CppPrinter(Printer):
         return node.payload[0]
 
     def on_stat(self, node: Expr, args: list[str]) -> str:
-        return node.payload
+        listed = node.payload.startswith(LISTED)
+        return f"{node.payload}[{args[-1]}]" if listed else node.payload
 
     def on_acc(self, node: Expr, args: list[str]) -> str:
         assert self.acc is not None, "only an epilogue reads the anchor's result"

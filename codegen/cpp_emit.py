@@ -26,9 +26,28 @@ def _plain(region: RegionSource) -> Kernel:
     low = region.lowered
     scope = Scope(region.places)
     rows = max((s.value.shape[0] for s in low.stores if s.value.shape), default=1)
-    return region.kernel(
-        "region", stores=[_elements(scope, low, s) for s in low.stores], rows=rows
-    )  # fmt: skip
+    flat = [s for s in low.stores if len(s.value.shape) == 2]
+    together = [s for s in flat if low.stats and len(flat) > 1]
+    loops = [_elements(scope, low, s) for s in low.stores if s not in together]
+    loops += _row_by_row(scope, low, together)
+    return region.kernel("region", stores=loops, rows=rows)
+
+
+def _row_by_row(scope: Scope, low: Lowered, stores: list[Store]) -> list[dict[str, object]]:
+    """One loop over the rows for stores of as many, so that statistics are computed once."""
+    loops = []
+    for count in dict.fromkeys(s.value.shape[0] for s in stores):
+        alike, lead = [s for s in stores if s.value.shape[0] == count], (row(count),)
+        lines = scope.stats_read(low.stats, [s.value for s in alike], lead)
+        for store in alike:
+            lines += scope.fill(
+                store.value, lead,
+                lambda i, x, s=store: _assigned(
+                    s.operand, f"{s.operand.name}[{scope.address(i, tuple(s.value.shape))}]", x
+                ),
+            )  # fmt: skip
+        loops.append({"rows": count, "lines": lines})
+    return loops
 
 
 def _elements(scope: Scope, low: Lowered, store: Store) -> dict[str, object]:
@@ -62,6 +81,6 @@ def _assigned(operand: Operand, target: str, text: str) -> str:
 
 
 _EMITTERS = {
-    "linear": linear_kernel, "attention": attention_kernel, "kv_write": kv_write_kernel,
-    "region": _plain,
+    "linear": linear_kernel, "attention": attention_kernel, "tree_attention": attention_kernel,
+    "kv_write": kv_write_kernel, "region": _plain,
 }  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from codegen.cpp_dialect import CppPrinter, Place, Rewrite, addressed, rewritten
 from codegen.expr import Expr, accesses, const, iadd, imul, make, var
 from codegen.lazy import Lazy
-from codegen.lower import Stat, reads
+from codegen.lower import LISTED, Stat, reads
 from ir.format import Format
 
 LANES = 16
@@ -48,8 +48,19 @@ class Scope:
         """Statements that compute the row statistics at the leading dimensions of `index`."""
         lines: list[str] = []
         for stat in stats:
+            if stat.name.startswith(LISTED):
+                lines += self._list(stat, index[: len(stat.value.shape) - 1])
+                continue
             lines += self.scalar("float", stat.name, stat.value.at(*index[: len(stat.value.shape)]))
         return lines
+
+    def _list(self, stat: Stat, lead: Index) -> list[str]:
+        """Statements that compute the numbers of a listed statistic."""
+        type_ = "float" if stat.value.format.is_float else "int32_t"
+        fill = self.fill(
+            stat.value, lead, lambda i, x: f"{stat.name}[{last_address(self, i)}] = {x};"
+        )
+        return [f"{type_} {stat.name}[{stat.value.shape[-1]}];", *fill]
 
     def stats_read(self, stats: Sequence[Stat], values: Sequence[Lazy], index: Index) -> list[str]:
         """The statements of `stats`, if `values` read any of them."""

@@ -82,6 +82,8 @@ FUNCTIONS = {
     torch.exp: lambda x: x.unary("exp"),
     torch.log: lambda x: x.unary("log"),
     torch.tanh: lambda x: x.unary("tanh"),
+    torch.maximum: lambda a, b: a._binary("max", b),
+    torch.minimum: lambda a, b: a._binary("min", b),
     torch.where: _where,
     torch.cat: _cat,
     torch.take_along_dim: _take_along,

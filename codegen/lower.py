@@ -12,6 +12,9 @@ from ir.graph import Graph, Role, Slot, kind_of, op_of, type_of
 from ir.op import Kind
 from ir.tensor import Format, TensorType
 
+LISTED = "list"
+"""What the name of a statistic begins with that holds several numbers of each row."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -35,7 +38,8 @@ class Operand:
 @dataclass(frozen=True)
 class Stat:
     """A row statistic of the prologue: computed once per index of
-    `value`, then read as `stat` nodes.
+    `value`, then read as `stat` nodes. A `LISTED` one holds several numbers of a row, which are
+    read by their last index.
     """
 
     name: str
@@ -122,7 +126,8 @@ class _Lowering:
         value = op.body(*(self.value(a) for a in node.args), **node.kwargs)
         read_again = any(user in self.inside for user in node.users)
         if op.kind is Kind.ROW and read_again and not reads(value, "acc"):
-            name, format = f"s{len(self.stats)}", value.format
+            listed = len(value.shape) == len(self.value(node.args[0]).shape)
+            name, format = f"{LISTED if listed else 's'}{len(self.stats)}", value.format
             self.stats.append(Stat(name, value))
             value = Lazy(
                 tuple(value.shape), format, lambda i: make("stat", *i, format=format, payload=name)

@@ -24,7 +24,7 @@ def _group_axes(w: Holes, lowered: Lowered) -> tuple[Expr, Expr, Expr, str]:
 
 
 def attention(lowered: Lowered, schedule: TritonSchedule) -> Draft:
-    """The kernel of a region around attention over the paged cache."""
+    """The kernel of a region around attention: of rows in order, or of the paths of a tree."""
     d = lowered.dims
     w = Holes(lowered, 1024)
     row, group, dim, cut = _group_axes(w, lowered)
@@ -33,6 +33,7 @@ def attention(lowered: Lowered, schedule: TritonSchedule) -> Draft:
     args = lowered.arguments
     with w.hole() as place:
         last, sequence = (w.bound(args[a].at(row)) for a in ("indices", "row_sequence"))
+        ancestors = _ancestors(w, lowered, last) if "parents" in args else []
     with w.hole() as queries:
         wanted = w.expect(widened(args["q"].at(row, h, dim)) for h in heads)
         query = []
@@ -48,21 +49,48 @@ def attention(lowered: Lowered, schedule: TritonSchedule) -> Draft:
     holes = {
         "rows": d["m"], "group": per, "groups": d["g"], "heads": d["h"], "dims": d["d"],
         "dim_block": power(d["d"]), "dim_mask": f" & ({cut})" if cut else "", "chunk": CHUNK,
-        "span": SPAN, "spans": spans, "context": context, "place": place, "last": last,
+        "span": SPAN, "spans": spans, "context": context, "place": place,
+        "last": "top" if ancestors else last,
         "sequence": sequence,
         "sequences": d["s"], "width": d["t"], "blocks": d["b"], "queries": queries, "query": query,
         "joint": min(16, power(spans)), "cache": lowered.direct["cache"].name,
         "tables": lowered.direct["tables"].name,
         "scale": repr(float(lowered.attributes["scale"])), "format": TYPES[result_format(lowered)],
-        "result": result, "stores": stores, "part": part, "scratch": "scratch",
-        "counters": "counters",
+        "result": result, "stores": stores, "ancestors": ancestors, "part": part,
+        "scratch": "scratch", "counters": "counters",
     }  # fmt: skip
     split = spans > 1
     return Draft(
-        "attention", holes, (d["m"] * d["g"], spans), schedule.warps,
+        lowered.anchor.target.name, holes, (d["m"] * d["g"], spans), schedule.warps,
         scratch_bytes=4 * d["m"] * d["g"] * spans * part if split else 0,
         counters=d["m"] * d["g"] if split else 0,
     )  # fmt: skip
+
+
+def _ancestors(w: Holes, lowered: Lowered, last: str) -> list[tuple[str, str]]:
+    """(place in the row's path, row of the cache) of the row and of each ancestor it may have.
+
+    Written as a walk up the parents that stays at the root; `top` becomes the row's own place.
+    """
+    m, args = lowered.dims["m"], lowered.arguments
+    places, inner = [], []
+    w.line("up0 = row")
+    for s in range(m):
+        w.axes[f"up{s}"] = Axis(f"up{s}")
+        up = var(f"up{s}", m)
+        index = last if s == 0 else w.bound(args["indices"].at(up))
+        w.line(f"row{s} = tl.minimum(tl.maximum({index}, 0), {16 * lowered.dims['t'] - 1})")
+        places.append((f"place{s}", f"row{s}"))
+        if s + 1 < m:
+            parent = w.bound(args["parents"].at(up))
+            w.line(f"inner{s} = ({parent} >= 0) & ({parent} < up{s})")
+            w.line(f"up{s + 1} = tl.where(inner{s}, {parent}, up{s})")
+            inner.append(f"inner{s}.to(tl.int32)")
+    w.line(f"depth = {' + '.join(inner) or '0'}")
+    w.line(f"top = tl.where({last} >= 0, row{m - 1} + depth, -1)")
+    for s in range(m):
+        w.line(f"place{s} = tl.where(depth >= {s}, top - {s}, -1)")
+    return places
 
 
 def _stores(

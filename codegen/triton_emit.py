@@ -20,7 +20,7 @@ POINTER_TYPES = {
     Format.Q8_0: "i8", Format.Q4_0: "u8", Format.Q4_1: "u8",
 }  # fmt: skip
 EMITTERS: dict[str, Callable[[Lowered, TritonSchedule], Draft]] = {
-    "linear": linear, "attention": attention, "kv_write": kv_write,
+    "linear": linear, "attention": attention, "tree_attention": attention, "kv_write": kv_write,
 }  # fmt: skip
 
 

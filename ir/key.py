@@ -14,13 +14,14 @@ class Mode(Enum):
     BATCH = "batch"  # one row of each of `rows` sequences
     VERIFY_BATCH = "verify_batch"  # several sequences with several rows each
     CHAIN = "chain"  # `rows` draft steps in one launch list
+    SPINE = "spine"  # a chain that gives the best few tokens of each step
     TREE = "tree"  # rows of one sequence with a parent table
     PREFILL = "prefill"  # a chunk of a prompt
 
 
 @dataclass(frozen=True, order=True)
 class GraphKey:
-    """A mode and a row count: one program. Rows of CHAIN are draft steps."""
+    """A mode and a row count: one program. Rows of CHAIN and SPINE are draft steps."""
 
     mode: Mode = field(compare=False)
     rows: int
@@ -34,6 +35,11 @@ class GraphKey:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GraphKey) and (self.mode, self.rows) == (other.mode, other.rows)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the rows are steps that one row goes on for, each from the one before."""
+        return self.mode in (Mode.CHAIN, Mode.SPINE)
 
     def __str__(self) -> str:
         return self.mode.name if self.mode is Mode.DECODE else f"{self.mode.name}_{self.rows}"

@@ -1,7 +1,7 @@
 """Seeded values on which a program may be interpreted: valid tables, dead cache rows poisoned.
 
 Index inputs are known by the names that programs share: `ids`, `positions`, `tables`,
-`row_sequence`, `indices`, `last_row`, `bitmask`.
+`row_sequence`, `indices`, `parents`, `last_row`, `bitmask`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _inputs(graph: Graph, draw: torch.Generator) -> tuple[dict[str, torch.Tensor
     blocks = min((x.type.shape[0] for x in graph.slots.values() if x.role is Role.STATE), default=1)
     chosen = 1 + torch.randperm(max(blocks - 1, s * t), generator=draw)[: s * t]
     tables = (chosen % blocks).clamp(min=min(1, blocks - 1)).reshape(s, t).int()
-    steps = graph.key.rows if graph.key.mode is Mode.CHAIN else rows
+    steps = graph.key.rows if graph.key.goes_on else rows
     room = max(1, t * BLOCK_ROWS - steps)
     starts = torch.randint(0, room, (s,), generator=draw)
     sequence = torch.arange(rows) % s
@@ -95,12 +95,20 @@ def _inputs(graph: Graph, draw: torch.Generator) -> tuple[dict[str, torch.Tensor
     inputs["positions"] = indices.clamp(min=0).int()
     if "last_row" in types:
         inputs["last_row"] = torch.tensor([rows - 1], dtype=torch.int32)
+    if "parents" in types:
+        inputs["parents"] = _parents(rows, draw)
     live = {
         int(tables[q, j // BLOCK_ROWS]) * BLOCK_ROWS + j % BLOCK_ROWS
         for q in range(s)
         for j in range(int(starts[q]))
     }
     return {n: v for n, v in inputs.items() if n in types}, live
+
+
+def _parents(rows: int, draw: torch.Generator) -> torch.Tensor:
+    """A random tree whose root is row 0: every other row continues one before it."""
+    drawn = [int(torch.randint(0, row, (), generator=draw)) for row in range(1, rows)]
+    return torch.tensor([0, *drawn], dtype=torch.int32)
 
 
 def _plain_input(type_: TensorType, draw: torch.Generator) -> torch.Tensor:

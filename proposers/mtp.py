@@ -17,6 +17,8 @@ from proposers.levers import ModelLevers
 from proposers.masks import Mask, masks_of, reachable, words_of
 from proposers.mtp_steps import Steps, Wanted, batch_step, chain, logprob_of, stepwise
 from proposers.paged import PagedProposer
+from proposers.rules.tree_shape import MAX_RANK
+from proposers.spine import spine
 from proposers.state import MtpState, ProposerState, Row, undone_on_error
 from runners.base import DraftRunner
 
@@ -94,13 +96,20 @@ class MtpHead(PagedProposer):
         as it was.
         """
         whole = request.grammar_bitmask is None and self.levers.draft_stop is None
-        if not whole or request.want_logprobs or request.ranks > 1:
+        measured = request.want_logprobs or request.ranks > 1
+        spines = self.runner.widest(Mode.SPINE) and request.ranks <= MAX_RANK
+        if not whole or (measured and not spines):
             return self.propose_stepwise(request, state)[0]
-        mine = self._adopt(state)
+        mine, count = self._adopt(state), request.num_drafts
         with undone_on_error([mine]):
             self._begin(request, mine)
-            tokens = chain(self.runner, mine, request.num_drafts) if request.num_drafts > 0 else []
-            return self._finish(request, mine, Steps(tokens))
+            if count < 1:
+                made = Steps()
+            elif measured:
+                made = spine(self.runner, mine, count, self._scored_ids(), request.ranks)
+            else:
+                made = Steps(chain(self.runner, mine, count))
+            return self._finish(request, mine, made)
 
     def propose_stepwise(
         self, request: ProposeRequest, state: ProposerState

@@ -11,14 +11,29 @@ from collections.abc import Callable
 from typing import Any
 
 from ir.key import Mode
-from ir.ops import argmax, concat, embed, linear, rms_norm, take, zero_at
+from ir.ops import (
+    argmax,
+    column,
+    concat,
+    embed,
+    linear,
+    log_mass,
+    log_share,
+    next_rank,
+    rms_norm,
+    stood_up,
+    take,
+    zero_at,
+)
 from ir.tensor import Format
 from ir.tracing import Scope
 from proposers.blocks.attention import AttentionShape, write_keys
 from proposers.blocks.decoder import decoder_layer, layer_input
 from proposers.blocks.rows import Rows, row_count
 from proposers.config import ConcatOrder, Contract, HeadConfig, StreamPoint
+from proposers.rules.tree_shape import MAX_RANK
 
+RANKS = MAX_RANK
 EMBEDDING, HEAD, DRAFT_IDS = "embed_tokens.weight", "lm_head.weight", "draft_ids"
 LAYER, CACHE = "mtp.layers.0", "layers.0.kv"
 
@@ -45,8 +60,9 @@ def mtp_program(
 
     `hidden` is what the next draft step takes. PREFILL stores keys and values and has no output;
     CHAIN_k makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1] and the last
-    `hidden`. `mapped`: the scored ids are positions in `draft_ids`. `tied`: the embedding scores as
-    well.
+    `hidden`; SPINE_k gives in their place `ranks.0` .. [1, RANKS], the best target ids of each
+    step, which goes on with the first, and their `logprobs.0` .. [1, RANKS]. `mapped`: the scored
+    ids are positions in `draft_ids`. `tied`: the embedding scores as well.
     """
     shape = attention_shape(contract, config)
     offset, eps = contract.norm_form.offset, config.rms_norm_eps
@@ -64,17 +80,32 @@ def mtp_program(
         pair = (e, h) if contract.concat_order is ConcatOrder.EMBED_HIDDEN else (h, e)
         return linear(concat(*pair), scope.weight("mtp.fc.weight"))
 
-    def step(scope: Scope, ids: Any, hidden: Any, rows: Rows) -> tuple[Any, Any, Any]:
-        """Logits, target ids and recycled hidden of one step over the rows."""
+    def target_ids(scope: Scope, scored: Any) -> Any:
+        """The target ids of scored columns."""
+        return take(scored, scope.weight(DRAFT_IDS)) if mapped else scored
+
+    def scored(scope: Scope, ids: Any, hidden: Any, rows: Rows) -> tuple[Any, Any]:
+        """Logits and recycled hidden of one step over the rows."""
         x = decoder_layer(scope, shape, LAYER, CACHE, joined(scope, ids, hidden, rows), rows)
         final = normed(scope, x, "mtp.norm.weight")
         logits = linear(
             final if contract.logits_norm else x, scope.weight(EMBEDDING if tied else HEAD)
         )
-        tokens = argmax(logits)
-        if mapped:
-            tokens = take(tokens, scope.weight(DRAFT_IDS))
-        return logits, tokens, x if contract.recycle is StreamPoint.PRE_NORM else final
+        return logits, x if contract.recycle is StreamPoint.PRE_NORM else final
+
+    def chosen(scope: Scope, logits: Any, index: int) -> Any:
+        """The token that step `index` of a chain goes on with, and what it outputs beside it."""
+        if scope.key.mode is Mode.CHAIN:
+            ids = target_ids(scope, argmax(logits))
+            scope.output(f"tokens.{index}", ids)
+            return ids
+        best = stood_up(argmax(logits))
+        for _ in range(RANKS - 1):
+            best = next_rank(logits, best)
+        ranks = target_ids(scope, best)
+        scope.output(f"ranks.{index}", ranks)
+        scope.output(f"logprobs.{index}", log_share(logits, best, log_mass(logits)))
+        return column(ranks, index=0)
 
     def program(scope: Scope) -> None:
         m = row_count(scope.key)
@@ -84,16 +115,16 @@ def mtp_program(
         if scope.key.mode is Mode.PREFILL:
             x = layer_input(scope, shape, LAYER, joined(scope, ids, hidden, rows))
             write_keys(scope, shape, f"{LAYER}.self_attn", CACHE, x, rows)
-        elif scope.key.mode is Mode.CHAIN:
+        elif scope.key.goes_on:
             for index in range(scope.key.rows):
                 at = rows.advanced(index) if index else rows
-                _, ids, hidden = step(scope, ids, hidden, at)
-                scope.output(f"tokens.{index}", ids)
+                logits, hidden = scored(scope, ids, hidden, at)
+                ids = chosen(scope, logits, index)
             scope.output("hidden", hidden)
         else:
-            logits, tokens, hidden = step(scope, ids, hidden, rows)
+            logits, hidden = scored(scope, ids, hidden, rows)
             scope.output("logits", logits)
-            scope.output("tokens", tokens)
+            scope.output("tokens", target_ids(scope, argmax(logits)))
             scope.output("hidden", hidden)
 
     return program

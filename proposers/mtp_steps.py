@@ -178,7 +178,10 @@ def best_of(
     logits: np.ndarray, ids: np.ndarray, count: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The `count` likeliest target ids and their log-probabilities, ties by column."""
-    order = np.argsort(-logits, kind="stable")[:count]
-    wide = logits.astype(np.float64) - logits.max()
-    shares = wide[order] - np.log(np.exp(wide).sum())
+    left, order = np.array(logits), []
+    for _ in range(min(count, len(left))):  # a few passes cost less than a sort
+        order.append(int(left.argmax()))
+        left[order[-1]] = -np.inf
+    low = logits - logits[order[0]]
+    shares = low[order] - np.log(np.exp(low).sum(dtype=np.float64))
     return tuple(ids[order].tolist()), tuple(shares.tolist())

@@ -8,6 +8,11 @@ class InputMismatch(CircuitError):
     hint = "it takes: {wanted}; pad the rows to its row count (padding rows have index -1)"
 
 
+class BadTree(CircuitError):
+    says = "rows with the parents {parents} are no tree: {problem}"
+    hint = "row 0 is the root and its own parent; each further row continues a row before it"
+
+
 class RunnerClosed(CircuitError):
     says = "the runner of {name} is closed"
     hint = "build or load a new one; an installed runner is replaced with `set_circuit_draft`"

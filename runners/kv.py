@@ -7,7 +7,8 @@ pool and never move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,15 @@ class KvPool:
             raise PoolInUse(count=self.owners, blocks=len(self._held))
         self.arrays = {}
         self._free = []
+
+    def move_row(self, source: tuple[int, int], target: tuple[int, int]) -> None:
+        """Copies keys and values of one row (block, line) of every state onto another, where the
+        memory is.
+        """
+        (old, old_line), (new, new_line) = source, target
+        for array in self.arrays.values():
+            memory = getattr(array, "tensor", array)  # a state on a device keeps its tensor there
+            memory[new, :, :, new_line] = memory[old, :, :, old_line]
 
     def new_owner(self) -> int:
         """A number that no other lease of this pool has."""
@@ -149,6 +159,22 @@ class Lease:
         keep = max(blocks_of(rows), self.floor)
         self.pool.give(self.blocks[keep:], self.owner)
         del self.blocks[keep:]
+
+    def keep(self, first: int, kept: Sequence[int]) -> None:
+        """Makes rows `first + kept[0]`, `first + kept[1]`, ... (rising) the rows from `first` on;
+        what stands after them is cut.
+        """
+        self._check_open()
+        assert all(a < b for a, b in pairwise(kept)) and all(r >= 0 for r in kept[:1])
+        assert not len(kept) or first + kept[-1] < self.rows, f"rows {kept} of {self.rows - first}"
+        for place, row in enumerate(kept):
+            if row != place:
+                self.pool.move_row(self._slot(first + row), self._slot(first + place))
+        self.trim(first + len(kept))
+
+    def _slot(self, row: int) -> tuple[int, int]:
+        """The block and the line in it where row number `row` lives."""
+        return self.blocks[row // BLOCK_ROWS], row % BLOCK_ROWS
 
     def detach(self) -> DetachedRows:
         """The rows as an object that outlives the sequence, without

@@ -9,6 +9,7 @@ import numpy as np
 
 from ir.key import GraphKey, Mode
 from runners.base import Runner
+from runners.errors import BadTree
 from runners.kv import Lease
 
 
@@ -59,6 +60,49 @@ def _one_sequence(lane: Lane, width: int) -> dict[str, np.ndarray]:
         "indices": np.arange(first, first + count, dtype=np.int32),
         "positions": np.arange(position, position + count, dtype=np.int32),
     }
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """How many rows stand between each row of a tree and its root, which is row 0; BadTree if the
+    table is none.
+    """
+    if not len(parents) or parents[0] != 0:
+        raise BadTree(parents=list(parents), problem="row 0 is not its own parent")
+    found = [0]
+    for row, parent in enumerate(parents[1:], start=1):
+        if not 0 <= parent < row:
+            raise BadTree(parents=list(parents), problem=f"row {row} continues row {parent}")
+        found.append(found[parent] + 1)
+    return found
+
+
+def tree_key(runner: Runner, parents: Sequence[int]) -> GraphKey:
+    """The narrowest TREE program for the rows of a tree; BadTree for a table that is no tree, or
+    for more rows than there is a program for.
+    """
+    count = len(depths(parents))
+    key = runner.fitting(Mode.TREE, count)
+    if key is None:
+        most = runner.widest(Mode.TREE)
+        raise BadTree(
+            parents=list(parents), problem=f"there are {count} rows, and programs for up to {most}"
+        )
+    return key
+
+
+def tree_inputs(
+    runner: Runner, key: GraphKey, lease: Lease, first: int, parents: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """The index inputs of a tree whose root is row `first` of the sequence, at that position.
+
+    Row i is stored in row `first + i` and stands as far behind the root as it is deep.
+    """
+    count = len(parents)
+    inputs = index_inputs(runner, key, [Lane(lease, first, first, count)])
+    inputs["positions"][:count] = np.array(depths(parents), np.int32) + first
+    inputs["parents"] = np.arange(key.rows, dtype=np.int32)  # a padding row is a root of its own
+    inputs["parents"][:count] = parents
+    return inputs
 
 
 def padded(values: np.ndarray, rows: int) -> np.ndarray:

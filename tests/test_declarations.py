@@ -18,11 +18,12 @@ NAMES = sorted(REGISTRY)
 OWNERS = [n for n in NAMES if REGISTRY[n].kind in (Kind.ANCHOR, Kind.STATE)]
 INTEGERS = {
     "ids", "index", "indices", "positions", "row_sequence", "slots", "tables", "bitmask",
-    "candidates",
+    "candidates", "parents", "ranks", "above",
 }  # fmt: skip
 SETTINGS = {  # attributes that need dimensions to fit
     "split_heads": {"heads": 2}, "lane": {"index": 1, "of": 2, "width": 2}, "advance": {"by": 3},
-    "columns": {"start": 1, "stop": 3}, "tile_argmax": {"width": 2}, "norm_scale": {"offset": 1.0},
+    "columns": {"start": 1, "stop": 3}, "column": {"index": 0}, "finish_ranks": {"width": 2},
+    "tile_argmax": {"width": 2}, "norm_scale": {"offset": 1.0},
 }  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def shapes_of(op: Op, draw: torch.Generator) -> list[tuple[int, ...]]:
         sizes["n"] = 4 * int(torch.randint(1, 4, (), generator=draw))
     if op.name == "columns":
         sizes["n"] = int(torch.randint(3, 9, (), generator=draw))
-    if op.name == "attention":
+    if op.name in ("attention", "tree_attention"):
         sizes["g"] = int(torch.randint(1, 4, (), generator=draw))
         sizes["h"] = sizes["g"] * int(torch.randint(1, 4, (), generator=draw))
     if op.name == "rope":
@@ -201,9 +202,30 @@ def test_a_split_op_is_its_two_halves(name, seed, columns, width):
     x[1] = -torch.inf
     x[2, -1] = torch.nan
     x[3, 0] = torch.inf
-    pair = op.facets.split
+    pair, others = op.facets.split, []
+    if op is ops.next_rank:
+        others = [ops.stood_up(ops.argmax(x))]
+        for _ in range(min(2, columns - 1)):
+            others = [ops.next_rank(x, *others)]
     partial = pair.partial(x, **{pair.partial.facets.tile: width})
-    assert torch.equal(pair.finish(x, partial), op(x))
+    width = {"width": width} if "width" in pair.finish.defaults else {}
+    assert torch.equal(pair.finish(x, partial, *others, **width), op(x, *others))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40))
+def test_ranks_are_a_stable_sort(seed, columns):
+    x = torch.randint(-3, 4, (2, columns), generator=torch.Generator().manual_seed(seed)).float()
+    x[0, columns // 2] = -torch.inf
+    ranks = ops.stood_up(ops.argmax(x))
+    for _ in range(4):
+        ranks = ops.next_rank(x, ranks)
+    known = (-x).argsort(dim=-1, stable=True)[:, :5]
+    wanted = torch.nn.functional.pad(known, (0, 5 - known.shape[1]), value=columns)
+    assert ranks.tolist() == wanted.tolist()
+    shares = ops.log_share(x, ranks, ops.log_mass(x))
+    known = x.log_softmax(-1).gather(1, known)
+    assert torch.allclose(shares[:, : known.shape[1]], known, atol=1e-6)
+    assert (shares[:, columns:] == -torch.inf).all()
 
 
 BACKENDS = sorted(p.name for p in ROOT.glob("codegen/templates/*") if p.is_dir())

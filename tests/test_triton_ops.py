@@ -36,7 +36,9 @@ from ir.ops import (
     slot_at,
     split_heads,
     take,
+    tree_attention,
 )  # fmt: skip
+from ir.ops.attention import lineage
 from ir.ops.choose import finish_argmax, tile_argmax
 from ir.tensor import PackedTensor, unpacked
 
@@ -251,6 +253,44 @@ def test_attention_over_many_spans_and_sequences() -> None:
     for i in range(6):
         one = {n: v[i : i + 1] for n, v in inputs.items() if n != "tables"}
         assert alone.triton({**one, "tables": inputs["tables"]})["y"][0].equal(got[i])
+
+
+@pytest.mark.parametrize(("past", "width"), [(14, 3), (0, 2), (127, 12)])
+def test_a_row_of_a_tree_has_the_bytes_of_its_path_stored_alone(past: int, width: int) -> None:
+    parents, dim = [0, 0, 1, 1, 2, 0], 16
+    m = len(parents)
+
+    def program(s) -> None:
+        q = s.input("q", m, 4, dim, format=BF16)
+        seen = tree_attention(
+            q, s.state("kv"), s.input("tables", 1, width), s.input("row_sequence", m),
+            s.input("indices", m), s.input("parents", m), scale=dim**-0.5,
+        )  # fmt: skip
+        s.output("y", seen)
+
+    tree = Case(program, states={"kv": _cache(1 + width, 2, dim)})
+    tables = torch.arange(1, width + 1, dtype=torch.int32)[None]
+    inputs = {
+        "q": randn(m, 4, dim, seed=4), "tables": tables,
+        "row_sequence": torch.zeros(m, dtype=torch.int32),
+        "indices": past + torch.arange(m, dtype=torch.int32),
+        "parents": torch.tensor(parents, dtype=torch.int32),
+    }  # fmt: skip
+    inputs["indices"][5] = -1  # a padding row
+    got, eager = tree.triton(inputs)["y"], tree.eager(inputs)["y"]
+    close(got, eager, eager)
+    assert not got[5].any()
+    alone = _attention(1, 4, 2, dim, width)
+    for row in range(5):
+        path = lineage(inputs["parents"], row)
+        cache = tree.states["kv"].clone()
+        for place, at in enumerate(path):
+            old, new = past + at, past + place
+            cache[1 + new // 16, :, :, new % 16] = tree.states["kv"][1 + old // 16, :, :, old % 16]
+        alone.states = {"kv": cache}
+        one = {n: inputs[n][row : row + 1] for n in ("q", "row_sequence")}
+        last = torch.tensor([past + len(path) - 1], dtype=torch.int32)
+        assert alone.triton({**one, "tables": tables, "indices": last})["y"][0].equal(got[row])
 
 
 @pytest.mark.parametrize("key", [DECODE, GraphKey(Mode.VERIFY, 3)])

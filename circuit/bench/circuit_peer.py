@@ -107,6 +107,6 @@ def _step(loaded: Loaded, part: str, runner: Runner, key: GraphKey, lease: Lease
         return Step(
             key, label_of(part, key), key.rows, (feed(key, types, given, [table] * key.rows),)
         )
-    live = 1 if key.mode is Mode.CHAIN else key.rows
+    live = 1 if key.goes_on else key.rows
     given = feed(key, types, rows(held, live), [table])
     return Step(key, label_of(part, key), key.rows, (given,))

@@ -33,13 +33,15 @@ RING_ROWS = 256  # of the newest hiddens: a drafter further behind is brought up
 class Drafting:
     """Drafts of one text. `text` is the list that its generation appends tokens to.
 
-    `paced` is True after `drafts` if the step is one for the pace to measure.
+    `paced` is True after `drafts` if the step is one for the pace to measure. `copies` is the most
+    that is copied from the text at once; trees are made of the best `ranks` ids of each step.
     """
 
     def __init__(
         self, proposer: DraftProposer, pace: Pace, text: list[int], statistics: Statistics, *,
-        lookup: bool,
+        lookup: bool, copies: int, ranks: int = 1,
     ) -> None:  # fmt: skip
+        self.copies, self.ranks = copies, ranks
         self.proposer, self.pace, self.text, self.statistics = proposer, pace, text, statistics
         self.lookup = Lookup(text) if lookup else None
         self.ring = CatchupRing(RING_ROWS, shift=proposer.levers.refeed_shift)
@@ -122,7 +124,7 @@ class Drafting:
         if self._late is not None:
             self._take_in_late()
         self.keep_up(position)
-        copied = self.lookup.drafts(count) if self.lookup is not None else ()
+        copied = self.lookup.drafts(min(count, self.copies)) if self.lookup is not None else ()
         self.proposed, self.paced = None, self.pace.measures and not copied
         return tuple(copied)
 
@@ -132,7 +134,7 @@ class Drafting:
         return ProposeRequest(
             last_token=self.text[-1], target_hidden=self._hidden, position=position,
             num_drafts=count, want_logprobs=logprobs or levers.draft_clamp > 0,
-            ranks=max(levers.shadow_topk, 2) if levers.shadow_topk else 1,
+            ranks=max(levers.shadow_topk, self.ranks, 2 if levers.shadow_topk else 1),
         )  # fmt: skip
 
     def take(self, made: Drafts) -> tuple[int, ...]:
@@ -166,7 +168,8 @@ class Drafting:
         """Counts at which rank of the head's choices the target's picks stood."""
         if self.statistics.coverage is None:
             self.statistics.coverage = TopkCoverage(self.proposer.levers.shadow_topk)
-        self.statistics.coverage.count(made.ranks, picks)
+        ranks = [best[: self.proposer.levers.shadow_topk] for best in made.ranks]
+        self.statistics.coverage.count(ranks, picks)
         log.info("shadow: %s with %s, picked %s", made.ranks, made.rank_logprobs, picks)
 
     def keep_up(self, position: int) -> None:

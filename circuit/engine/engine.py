@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,12 +18,17 @@ from circuit.engine.errors import (
     NotANumber,
     PromptTooLong,
     TooManyDrafts,
+    TreeTooWide,
 )
 from circuit.engine.pace import Pace
 from circuit.engine.sampling import Sampling
 from circuit.engine.statistics import Finish, Statistics
 from circuit.engine.target import Scored, Target
-from proposers.base import DraftProposer
+from circuit.engine.tree import grown, kept_path, shape_for
+from proposers.base import DraftProposer, Drafts
+from proposers.rules.tree_growth import TreeGrowth
+from proposers.rules.tree_shape import TreeShape
+from proposers.rules.worth import DraftWorth
 from runners.base import Runner
 from runners.kv import Lease
 
@@ -39,6 +44,8 @@ class Step:
     tokens: tuple[int, ...]
     drafted: int = 0
     accepted: int = 0
+    nodes: int = 0  # drafts of a tree, whose depth is in `drafted`
+    verify: float = 0.0  # seconds that its verify took
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class Request:
     sampling: Sampling
     stop: Collection[int]
     lookup: bool = False
+    tree: TreeShape | TreeGrowth | None = None
 
 
 class Engine:
@@ -69,6 +77,7 @@ class Engine:
         self.target = Target(target, output)
         self.proposer = proposer
         self.pace = Pace(proposer.levers, self.most_drafts) if proposer else None
+        self.worth = DraftWorth()  # of the nodes of trees that grow
         if proposer and type(proposer).prefill_drafter is DraftProposer.prefill_drafter:
             log.warning("%s takes in no prompt: its drafts know only what they have drafted",
                         type(proposer).__name__)  # fmt: skip
@@ -83,25 +92,29 @@ class Engine:
     def generate(
         self, prompt: Sequence[int], max_tokens: int, *, drafts: int = 0,
         sampling: Sampling | None = None, stop: Collection[int] = (), lookup: bool = False,
-        keeper: Conversation | None = None,
+        keeper: Conversation | None = None, tree: TreeShape | TreeGrowth | None = None,
     ) -> Generation:  # fmt: skip
         """A generation that runs as its steps are read; every error of the request is raised here.
 
         With `lookup`, tokens that stood in the text before are drafted from what followed them
         there, and the head drafts where there is nothing to copy. A `keeper` gives the rows that
-        are there already and takes them back at the end.
+        are there already and takes them back at the end. With `tree` the head's drafts are the
+        spine of a tree, and its next choices hedges beside it; `drafts` is not read.
         """
         if not len(prompt):
             raise EmptyPrompt()
         if len(prompt) > self.target.context:
             raise PromptTooLong(tokens=len(prompt), context=self.target.context)
+        drafts = tree.spine_len if tree else drafts
         if drafts and self.proposer is None:
             raise NoDraftHead(drafts=drafts)
-        if drafts > self.most_drafts:
+        if tree and tree.verify_width > self.target.widest_tree:
+            raise TreeTooWide(rows=tree.verify_width, most=self.target.widest_tree)
+        if not tree and drafts > self.most_drafts:
             raise TooManyDrafts(drafts=drafts, most=self.most_drafts)
         prompt = [int(token) for token in prompt]
         picks = sampling or Sampling()
-        request = Request(prompt, max_tokens, drafts, picks, frozenset(stop), lookup)
+        request = Request(prompt, max_tokens, drafts, picks, frozenset(stop), lookup, tree)
         return Generation(self, request, keeper)
 
 
@@ -122,8 +135,9 @@ class Generation:
         self.drafting = None
         if request.drafts:
             self.drafting = Drafting(
-                engine.proposer, engine.pace, self._text, self.statistics, lookup=request.lookup
-            )
+                engine.proposer, engine.pace, self._text, self.statistics, lookup=request.lookup,
+                copies=engine.target.widest - 1, ranks=request.tree.ranks if request.tree else 1,
+            )  # fmt: skip
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -177,6 +191,8 @@ class Generation:
         setattr(self.statistics, clock, getattr(self.statistics, clock) + spent)
         if self.drafting is not None and self.drafting.paced:
             self.drafting.pace.record(step.drafted, step.accepted, len(step.tokens), spent)
+        if step.verify:
+            self._engine.worth.record(step.nodes, len(step.tokens), step.verify, spent)
         yield step
 
     @property
@@ -233,6 +249,8 @@ class Generation:
         drafts: tuple[int, ...] = ()
         if self.drafting is not None:
             drafts = self.drafting.drafts(self.lease.rows, self.room)
+            if self.request.tree is not None and self.drafting.proposed is not None:
+                return self._tree_step(self.drafting.proposed)
         scored = self._target.rows(self.lease, [self.tokens[-1], *drafts])
         return self.take(drafts, scored)
 
@@ -258,6 +276,32 @@ class Generation:
             self.drafting.verified(position, hiddens, drafts, emitted, accepted)
         self.statistics.count(len(drafts), accepted, width)
         return self._emit(emitted, len(drafts), accepted)
+
+    def _tree_step(self, drafts: Drafts) -> Step:
+        """Verifies a tree, makes the accepted path the sequence, and emits it."""
+        position = self.lease.rows
+        room = min(self._target.widest_tree, self._target.context - position)
+        shape = shape_for(self.request.tree, drafts, self._engine.worth)
+        rows = grown(self.tokens[-1], drafts, shape, room)
+        began = time.perf_counter()
+        scored = self._target.tree(
+            self.lease, [row.token for row in rows], [row.parent for row in rows]
+        )
+        verify = time.perf_counter() - began
+        kept = kept_path(
+            rows,
+            lambda row: self._pick(scored, row, len(self.tokens) + rows[row].depth),
+            self.request.stop.__contains__,
+        )
+        self.lease.keep(position, kept.rows)
+        hiddens = self._target.runner.read(scored.hidden)[list(kept.rows)]
+        self.drafting.paced = False  # its costs are of chains
+        spine = [row.token for row in rows[1:] if row.rank == 1]
+        self.drafting.verified(position, hiddens, spine, kept.tokens, kept.accepted)
+        self.statistics.count(len(spine), kept.accepted)
+        self.statistics.branched += kept.branched
+        step = self._emit(list(kept.tokens), len(spine), kept.accepted)
+        return replace(step, nodes=len(rows) - 1, verify=verify)
 
     def _pick(self, scored: Scored, row: int, index: int) -> int:
         if scored.tokens[row] >= scored.logits.shape[-1]:

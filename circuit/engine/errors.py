@@ -18,6 +18,11 @@ class TooManyDrafts(CircuitError):
     hint = "ask for at most {most} drafts"
 
 
+class TreeTooWide(CircuitError):
+    says = "a tree of {rows} rows is asked for, at most {most} can be verified at once"
+    hint = "ask for fewer nodes, or compile with a wider --trees"
+
+
 class NoDraftHead(CircuitError):
     says = "{drafts} drafts per step are asked for, but there is no draft head"
     hint = "compile with --draft HEAD, or generate without drafts"

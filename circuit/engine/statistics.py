@@ -29,6 +29,7 @@ class Statistics:
     prompt_tokens: int = 0
     steps: int = 0
     looked_up: int = 0  # steps whose drafts were copied from the text
+    branched: int = 0  # steps whose last accepted draft was a hedge of a tree
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     prompt_seconds: float = 0.0

@@ -11,7 +11,7 @@ from circuit.engine.errors import HiddenMissing
 from ir.key import DECODE, GraphKey, Mode
 from runners.base import Runner
 from runners.kv import BLOCK_ROWS, Lease
-from runners.rows import Lane, index_inputs, padded
+from runners.rows import Lane, index_inputs, padded, tree_inputs, tree_key
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,25 @@ class Target:
         """Computes `ids` as the next rows of the sequence; they are counted as held."""
         key = DECODE if len(ids) == 1 else GraphKey(Mode.VERIFY, len(ids))
         return self._step(key, lease, ids)
+
+    @property
+    def widest_tree(self) -> int:
+        """The most rows of a tree that are computed at once; 0 without programs for trees."""
+        return self.runner.widest(Mode.TREE)
+
+    def tree(self, lease: Lease, ids: Sequence[int], parents: Sequence[int]) -> Scored:
+        """Computes `ids` as rows that branch off the sequence: row i continues row `parents[i]`.
+
+        All are counted as held until `lease.keep` makes one path the sequence. BadTree for a table
+        that is no tree, or too many rows.
+        """
+        assert len(ids) == len(parents), f"{len(ids)} ids for {len(parents)} parents"
+        key = tree_key(self.runner, parents)
+        if len(ids) <= self.widest and all(p == max(i - 1, 0) for i, p in enumerate(parents)):
+            return self.rows(lease, ids)  # a chain has programs of its own
+        first = lease.append(len(ids))
+        inputs = tree_inputs(self.runner, key, lease, first, parents)
+        return self._computed(key, ids, inputs)
 
     @property
     def together(self) -> int:
@@ -104,6 +123,11 @@ class Target:
         inputs = index_inputs(self.runner, key, [Lane(lease, first, first, len(ids))])
         if key.mode is Mode.PREFILL:
             inputs["last_row"] = np.array([len(ids) - 1], np.int32)
+        return self._computed(key, ids, inputs)
+
+    def _computed(
+        self, key: GraphKey, ids: Sequence[int], inputs: dict[str, np.ndarray]
+    ) -> Scored:
         out = self.runner.step(key, ids=padded(np.array(ids, np.int32), key.rows), **inputs)
         if self.hidden_output not in out:
             raise HiddenMissing(output=self.hidden_output)

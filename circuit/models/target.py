@@ -23,14 +23,15 @@ EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.no
 
 
 def target_keys(
-    *, batches: Iterable[int] = (2, 4, 8, 16), chunk: int = 256
+    *, batches: Iterable[int] = (2, 4, 8, 16), chunk: int = 256, trees: Iterable[int] = ()
 ) -> tuple[GraphKey, ...]:
     """The programs of a target: decode, verify of 2 to 4 rows,
-    `batches` of sequences, prompt chunks.
+    `batches` of sequences, prompt chunks, trees of so many rows.
     """
     verify = tuple(GraphKey(Mode.VERIFY, rows) for rows in (2, 3, 4))
     batch = tuple(GraphKey(Mode.BATCH, rows) for rows in batches)
-    return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk))
+    tree = tuple(GraphKey(Mode.TREE, rows) for rows in trees)
+    return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk), *tree)
 
 
 def attention_shape(config: TargetConfig) -> AttentionShape:

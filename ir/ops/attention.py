@@ -68,3 +68,38 @@ def attention(q, cache, tables, row_sequence, indices, *, scale=1.0):
                 q.dtype
             )
     return out
+
+
+def lineage(parents: torch.Tensor, row: int) -> list[int]:
+    """The rows from the root of `row` down to it; a row whose parent does not stand before it is
+    a root.
+    """
+    path = [row]
+    while 0 <= (parent := int(parents[path[0]])) < path[0]:
+        path.insert(0, parent)
+    return path
+
+
+@anchor(
+    "q[m,h,d] cache[b,2,g,16,d] tables[s,t] row_sequence[m] indices[m] parents[m] -> [m,h,d]",
+    flops=lambda m, h, d, t: 4 * m * h * d * t * BLOCK_ROWS,
+)
+def tree_attention(q, cache, tables, row_sequence, indices, parents, *, scale=1.0):
+    """Each row's attention over the rows before its root, its ancestors and itself, in that order.
+
+    Row i continues row `parents[i]` < i of the program and a root continues what the sequence
+    holds: it is its own parent, and stands at `indices` of its own. So a row attends to what
+    `attention` would see if its path were stored alone. A padding row (-1) gives zero.
+    """
+    out = torch.zeros_like(q)
+    if q.is_meta:
+        return out
+    for row in (indices >= 0).nonzero()[:, 0].tolist():
+        path = indices[lineage(parents, row)]
+        seen = torch.cat([torch.arange(int(path[0]), device=q.device), path]).long()
+        block, line = tables[row_sequence[row], seen // BLOCK_ROWS].long(), seen % BLOCK_ROWS
+        keys, values = (wide(cache[block, i, :, line]).transpose(0, 1) for i in (0, 1))
+        live = torch.ones(1, len(seen), dtype=torch.bool, device=q.device)
+        mixed = _attend(wide(q[row : row + 1]), keys, values, live, scale)
+        out[row : row + 1] = mixed.to(q.dtype)
+    return out

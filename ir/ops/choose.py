@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import embedding
 
-from ir.op import Split, column_index, pointwise, row
+from ir.op import Split, column_index, pointwise, row, wide
 
 
 @row("logits[m,v] -> [m,(v+width-1)//width]", tile="width")
@@ -53,7 +53,71 @@ def mask_logits(logits, bitmask):
     return torch.where(allowed, logits, -torch.inf)
 
 
-@pointwise("index[m] table[v] -> [m]")
+def _below(x, index, edge, last):
+    """True where `x` at column `index` comes after column `last`, whose value is `edge`, in falling
+    order, equal ones by column.
+    """
+    return torch.where(x == edge, index > last, x < edge)
+
+
+def _with_next(logits, above, places):
+    """`above` and a further column: the first largest of the columns `places` ([m, p] each) that
+    come after the last of `above` in falling order; v where that is v or nothing follows.
+    """
+    count, last = logits.shape[-1], above[:, above.shape[-1] - 1][:, None]
+    edge = torch.take_along_dim(logits, last.clamp(max=count - 1).long(), dim=-1)
+    shares, best = [], None
+    for place in places:
+        held = torch.take_along_dim(logits, place.clamp(max=count - 1).long(), dim=-1)
+        follows = (place < count) & (last < count) & _below(held, place, edge, last)
+        top = torch.where(follows, held, -torch.inf).amax(-1, keepdim=True)
+        best = top if best is None else torch.maximum(best, top)
+        shares.append((place, held, follows))
+    first = None
+    for place, held, follows in shares:
+        found = torch.where(follows & (held == best), place, count).amin(-1, keepdim=True)
+        first = found if first is None else torch.minimum(first, found)
+    return torch.cat([above, first.to(torch.int32)], dim=-1)
+
+
+@row("logits[m,v] candidates[m,c] above[m,r] -> [m,r+1]")
+def finish_ranks(logits, candidates, above, *, width=128):
+    """The ranks `above` and the column (i32) after them in falling order: `next_rank`, from the
+    candidates of `tile_argmax` with tiles of `width`.
+
+    What is not the best of its tile ranks behind the best, so beside the candidates only the tiles
+    of the ranks above are looked through again.
+    """
+    tile = column_index(logits[..., :width])[None, :]
+    starts = [above[:, r] // width * width for r in range(above.shape[-1])]
+    return _with_next(logits, above, [candidates, *(s[:, None] + tile for s in starts)])
+
+
+@row("logits[m,v] above[m,r] -> [m,r+1]", split=Split(tile_argmax, finish_ranks))
+def next_rank(logits, above):
+    """The ranks `above`, columns of the largest logits of each row in falling order, and the one
+    after them (i32), the first on ties; v after all columns, and after v.
+    """
+    return _with_next(logits, above, [column_index(logits)[None, :]])
+
+
+@row("logits[m,v] -> [m]")
+def log_mass(logits):
+    """The logarithm of the sum of the exponentials of each row."""
+    x = wide(logits)
+    top = x.amax(-1, keepdim=True)
+    return top[..., 0] + torch.log(torch.exp(x - top).sum(-1))
+
+
+@pointwise("logits[m,v] ranks[m,k] mass[m] -> [m,k]")
+def log_share(logits, ranks, mass):
+    """The log-probability of columns `ranks` under rows of log-mass `mass`; -inf for column v."""
+    count = logits.shape[-1]
+    held = torch.take_along_dim(wide(logits), ranks.clamp(max=count - 1).long(), dim=-1)
+    return torch.where(ranks < count, held - mass[:, None], -torch.inf)
+
+
+@pointwise("index[...] table[v] -> [...]")
 def take(index, table):
     """Entries `index` of an i32 table (clamped to it): draft ids to target ids."""
     return embedding(index.clamp(0, table.shape[0] - 1), table[:, None])[..., 0]

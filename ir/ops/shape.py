@@ -35,6 +35,18 @@ def columns(x, *, start=0, stop=1):
     return x[..., start:stop]
 
 
+@view("x[m,n] -> [m]")
+def column(x, *, index=0):
+    """Column `index` of `x`, a number for each row."""
+    return x[..., index]
+
+
+@view("x[m] -> [m,1]")
+def stood_up(x):
+    """`x` as one column."""
+    return x[:, None]
+
+
 @view("x[m,n] -> [m,n//of]")
 def lane(x, *, index=0, of=2, width=16):
     """Every `of`-th group of `width` columns from group `index` on: one of interleaved values."""

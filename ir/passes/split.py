@@ -18,15 +18,21 @@ from ir.passes.fuel import Fuel
 
 def run(graph: Graph, facts: Facts, fuel: Fuel) -> Graph:
     """The graph with wide choices split into candidates of tiles and a choice between them."""
-    width = facts.argmax_tile
+    width, tiled = facts.argmax_tile, {}
     for node in list(graph.computed()):
         pair = op_of(node).facets.split
         if width is None or pair is None or not _behind_anchor(node.args[0]):
             continue
         if type_of(node.args[0]).shape[-1] > width and fuel.spend(node, "splits"):
             attributes = {pair.partial.facets.tile: width}
-            partial = insert(graph, node, pair.partial, (node.args[0],), attributes, like=node)
-            finish = insert(graph, node, pair.finish, (node.args[0], partial), {}, like=node)
+            value = node.args[0]
+            if value not in tiled:  # several choices between the same candidates
+                tiled[value] = insert(graph, node, pair.partial, (value,), attributes, like=node)
+            partial = tiled[value]
+            known = pair.finish.defaults
+            kept = {n: v for n, v in {**node.kwargs, **attributes}.items() if n in known}
+            given = (value, partial, *node.args[1:])
+            finish = insert(graph, node, pair.finish, given, kept, like=node)
             partial.meta["numerics"] = finish.meta["numerics"] = Numerics.EXACT
             node.replace_all_uses_with(finish)
             graph.fx.erase_node(node)

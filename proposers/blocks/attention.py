@@ -16,6 +16,7 @@ from ir.ops import (
     rope,
     sigmoid_gate,
     split_heads,
+    tree_attention,
 )
 from ir.tracing import Scope
 from proposers.blocks.rows import Rows
@@ -69,6 +70,14 @@ def write_keys(
     scope.update(state, kv_write(scope.state(state), k, v, rows.slots))
 
 
+def attended(q: Any, cache: Any, rows: Rows, scale: float) -> Any:
+    """What each row sees of its sequence; in a tree, of its own path only."""
+    where = (rows.tables, rows.row_sequence, rows.indices)
+    if rows.parents is None:
+        return attention(q, cache, *where, scale=scale)
+    return tree_attention(q, cache, *where, rows.parents, scale=scale)
+
+
 def attend(scope: Scope, shape: AttentionShape, prefix: str, state: str, x: Any, rows: Rows) -> Any:
     """The attention block's result [m, n] for normed rows `x` [m, n];
     their keys and values are stored.
@@ -85,9 +94,7 @@ def attend(scope: Scope, shape: AttentionShape, prefix: str, state: str, x: Any,
             q, scope.weight(f"{prefix}.q_norm.weight"), eps=shape.eps, offset=shape.norm_offset
         )
     q = rope(q, rows.positions, rows.cos, rows.sin)
-    seen = attention(
-        q, scope.state(state), rows.tables, rows.row_sequence, rows.indices, scale=shape.scale
-    )
+    seen = attended(q, scope.state(state), rows, shape.scale)
     if gate is not None:
         seen = sigmoid_gate(seen, gate)
     return projected(scope, merge_heads(seen), f"{prefix}.o_proj", shape.o_bias)

@@ -13,7 +13,7 @@ from ir.tracing import Scope
 
 def row_count(key: GraphKey) -> int:
     """Rows that a program of `key` computes at once; the steps of a chain have one row each."""
-    return 1 if key.mode is Mode.CHAIN else key.rows
+    return 1 if key.goes_on else key.rows
 
 
 def sequence_count(key: GraphKey) -> int:
@@ -33,7 +33,7 @@ class Rows:
 
     `indices` is a row's number in its sequence (-1: a padding row, which writes to the scratch
     block and attends to nothing); `slots` is where its key and value go; `cos` and `sin` are the
-    rotary tables.
+    rotary tables. `parents` [m] of a TREE are the rows that its rows continue.
     """
 
     positions: Any
@@ -43,6 +43,7 @@ class Rows:
     slots: Any
     cos: Any
     sin: Any
+    parents: Any = None
 
     @staticmethod
     def read(scope: Scope, max_context: int) -> Rows:
@@ -59,6 +60,7 @@ class Rows:
             slots=slot_at(tables, row_sequence, indices),
             cos=scope.weight("rope.cos"),
             sin=scope.weight("rope.sin"),
+            parents=scope.input("parents", m) if scope.key.mode is Mode.TREE else None,
         )
 
     def advanced(self, by: int) -> Rows:

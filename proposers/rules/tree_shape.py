@@ -61,6 +61,11 @@ class TreeShape:
         return self.nodes + 1
 
     @property
+    def ranks(self) -> int:
+        """Choices of the drafter that it needs at a depth."""
+        return max(self.counts)
+
+    @property
     def is_chain(self) -> bool:
         """True without hedges."""
         return all(count == 1 for count in self.counts)

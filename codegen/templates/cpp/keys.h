@@ -127,6 +127,50 @@ static void read_keys(const Cached<G, D, T>& cache, int first, int n, Chunk<D>& 
   }
 }
 
+// How the rows of a program see the cache. Straight: place j of a sequence is its row j.
+struct Straight {
+  void begin(int) {}
+  template <int G, int D, class T> void fit(const Cached<G, D, T>&, int, int, Chunk<D>&) {}
+  template <int G, int D, class T>
+  const T* values(const Cached<G, D, T>&, const T* straight, int, int) const { return straight; }
+};
+// A tree: row i sees the rows before its root as they stand, then its path, root first. Keys of a
+// chunk are read straight, and each row mends the few lines where its own path runs elsewhere.
+template <int M> struct Tree {
+  int root[M], depth[M], path[M][M], start;
+  int held[64];  // the row of the cache whose key each line of the chunk holds
+  // Adds row i, row `index` of its sequence, and returns the place of the last that it sees: its
+  // own. A parent that does not stand before it makes it a root.
+  int add(int i, int parent, int index) {
+    const bool inner = parent >= 0 && parent < i;
+    depth[i] = inner ? depth[parent] + 1 : 0;
+    for (int t = 0; t < depth[i]; t++) path[i][t] = path[parent][t];
+    path[i][depth[i]] = index < 0 ? 0 : index;
+    root[i] = path[i][0];
+    return index < 0 ? -1 : root[i] + depth[i];
+  }
+  void begin(int first) {
+    start = first;
+    for (int j = 0; j < 64; j++) held[j] = first + j;
+  }
+  template <int G, int D, class T>
+  void fit(const Cached<G, D, T>& cache, int row, int live, Chunk<D>& c) {
+    for (int j = root[row] > start ? root[row] - start : 0; j < live; j++) {
+      const int wanted = path[row][start + j - root[row]];
+      if (held[j] == wanted) continue;
+      held[j] = wanted;
+      const T* k = cache.keys(wanted) + wanted % 16 * D;
+      for (int d = 0; d < D; d++) c.k[j / 16][d][j % 16] = cached(k[d]);
+    }
+  }
+  template <int G, int D, class T>
+  const T* values(const Cached<G, D, T>& cache, const T* straight, int row, int place) const {
+    if (place < root[row]) return straight;
+    const int wanted = path[row][place - root[row]];
+    return cache.values(wanted) + wanted % 16 * D;
+  }
+};
+
 // Weights of n keys (in NB vectors) for H heads: exp(score - best so far), and the factor by which
 // what was seen before shrinks.
 template <int H, int NB, int D>
@@ -161,10 +205,10 @@ INLINE void weigh(const Chunk<D>& c, Head<D>* h, float scale, int n, float (*p)[
   }
 }
 
-// Rows first .. first + n - 1 for H heads of one row of the program.
-template <int H, int G, int D, class T>
+// Places first .. first + n - 1 for H heads of row `own` of the program.
+template <int H, int G, int D, class T, class Lines>
 static void take_chunk(const Cached<G, D, T>& cache, const Chunk<D>& c, Head<D>* h, float scale,
-                       int first, int n) {
+                       int first, int n, const Lines& lines, int own) {
   alignas(64) float p[H][64];
   float shrink[H];
   switch ((n + 15) / 16) {
@@ -184,8 +228,9 @@ static void take_chunk(const Cached<G, D, T>& cache, const Chunk<D>& c, Head<D>*
       const T* ahead = cache.keys(lesser(first + 64 + b * 16, cache.rows - 1));
       for (int i = 0; i < 16 && b * 16 + i < n; i++) {
         fetch_row(ahead + i * D + d, S * 16);
+        const T* line = lines.values(cache, v + i * D, own, first + b * 16 + i);
         vf row[S];
-        UNROLL for (int e = 0; e < S; e++) row[e] = v_row<D>(v + i * D, d + e * 16);
+        UNROLL for (int e = 0; e < S; e++) row[e] = v_row<D>(line, d + e * 16);
         UNROLL for (int j = 0; j < H; j++) {
           vf w = v_set(p[j][b * 16 + i]);
           UNROLL for (int e = 0; e < S; e++) a[j][e] = v_fma(w, row[e], a[j][e]);
@@ -201,10 +246,11 @@ constexpr int head_group(int heads) {
   return heads % 4 == 0 ? 4 : heads % 3 == 0 ? 3 : heads % 2 == 0 ? 2 : 1;
 }
 // Runs `n` rows of one sequence over key-value head g; `heads` [n][HEADS] hold their queries and
-// receive their results in `acc`. A row with index -1 gives zero.
-template <int HEADS, int G, int D, class T>
+// receive their results in `acc`. Row r sees places 0 .. indices[r] (none: zero), and `lines`
+// knows it as row `begin` + r.
+template <int HEADS, int G, int D, class T, class Lines>
 static void attend(const T* cache, const int32_t* table, const int32_t* indices, int n, int g,
-                   float scale, Head<D>* heads, Chunk<D>& c) {
+                   float scale, Head<D>* heads, Chunk<D>& c, Lines& lines, int begin) {
   constexpr int H = head_group(HEADS);
   int longest = 0;
   for (int r = 0; r < n; r++) {
@@ -219,11 +265,14 @@ static void attend(const T* cache, const int32_t* table, const int32_t* indices,
   const Cached<G, D, T> cached{cache, table, g, longest};
   for (int first = 0; first < longest; first += 64) {
     read_keys(cached, first, lesser(longest - first, 64), c);
+    lines.begin(first);
     for (int r = 0; r < n; r++) {
       int live = indices[r] + 1 - first;
       if (live <= 0) continue;
+      live = lesser(live, 64);
+      lines.fit(cached, begin + r, live, c);
       for (int j = 0; j < HEADS; j += H)
-        take_chunk<H>(cached, c, heads + r * HEADS + j, scale, first, lesser(live, 64));
+        take_chunk<H>(cached, c, heads + r * HEADS + j, scale, first, live, lines, begin + r);
     }
   }
   for (int i = 0; i < n * HEADS; i++) {
