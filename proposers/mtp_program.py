@@ -17,12 +17,14 @@ from ir.ops import (
     concat,
     embed,
     linear,
+    log_chance,
     log_mass,
     log_share,
     next_rank,
     rms_norm,
     stood_up,
     take,
+    tile_mass,
     zero_at,
 )
 from ir.tensor import Format
@@ -55,14 +57,14 @@ def mtp_program(
     contract: Contract, config: HeadConfig, max_context: int, *,
     mapped: bool, tied: bool = False, working: Format = Format.F32,
 ) -> Callable[[Scope], None]:  # fmt: skip
-    """The forward of a head: outputs `logits` [m, vocab], `tokens` [m]
-    (target ids) and `hidden` [m, n].
+    """The forward of a head: outputs `logits` [m, vocab], `tokens` [m] (target ids), their
+    `logprobs` [m] and `hidden` [m, n].
 
     `hidden` is what the next draft step takes. PREFILL stores keys and values and has no output;
-    CHAIN_k makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1] and the last
-    `hidden`; SPINE_k gives in their place `ranks.0` .. [1, RANKS], the best target ids of each
-    step, which goes on with the first, and their `logprobs.0` .. [1, RANKS]. `mapped`: the scored
-    ids are positions in `draft_ids`. `tied`: the embedding scores as well.
+    CHAIN_k makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1], `logprobs.0` ..
+    [1] and the last `hidden`; SPINE_k gives in their place `ranks.0` .. [1, RANKS], the best target
+    ids of each step, which goes on with the first, and their `logprobs.0` .. [1, RANKS]. `mapped`:
+    the scored ids are positions in `draft_ids`. `tied`: the embedding scores as well.
     """
     shape = attention_shape(contract, config)
     offset, eps = contract.norm_form.offset, config.rms_norm_eps
@@ -93,18 +95,25 @@ def mtp_program(
         )
         return logits, x if contract.recycle is StreamPoint.PRE_NORM else final
 
+    def best(scope: Scope, logits: Any) -> tuple[Any, Any]:
+        """The target id of the largest logit of each row, and its log-probability."""
+        first = argmax(logits)
+        chance = log_chance(logits, first, log_mass(tile_mass(logits)))
+        return target_ids(scope, first), chance
+
     def chosen(scope: Scope, logits: Any, index: int) -> Any:
         """The token that step `index` of a chain goes on with, and what it outputs beside it."""
         if scope.key.mode is Mode.CHAIN:
-            ids = target_ids(scope, argmax(logits))
+            ids, logprobs = best(scope, logits)
             scope.output(f"tokens.{index}", ids)
+            scope.output(f"logprobs.{index}", logprobs)
             return ids
-        best = stood_up(argmax(logits))
+        columns = stood_up(argmax(logits))
         for _ in range(RANKS - 1):
-            best = next_rank(logits, best)
-        ranks = target_ids(scope, best)
+            columns = next_rank(logits, columns)
+        ranks = target_ids(scope, columns)
         scope.output(f"ranks.{index}", ranks)
-        scope.output(f"logprobs.{index}", log_share(logits, best, log_mass(logits)))
+        scope.output(f"logprobs.{index}", log_share(logits, columns, log_mass(tile_mass(logits))))
         return column(ranks, index=0)
 
     def program(scope: Scope) -> None:
@@ -124,7 +133,9 @@ def mtp_program(
         else:
             logits, hidden = scored(scope, ids, hidden, rows)
             scope.output("logits", logits)
-            scope.output("tokens", target_ids(scope, argmax(logits)))
+            tokens, logprobs = best(scope, logits)
+            scope.output("tokens", tokens)
+            scope.output("logprobs", logprobs)
             scope.output("hidden", hidden)
 
     return program

@@ -6,12 +6,14 @@ from ir.ops.choose import (
     argmax,
     finish_argmax,
     finish_ranks,
+    log_chance,
     log_mass,
     log_share,
     mask_logits,
     next_rank,
     take,
     tile_argmax,
+    tile_mass,
 )
 from ir.ops.embed import embed, select_rows, zero_at
 from ir.ops.linear import linear
@@ -31,7 +33,8 @@ from ir.ops.shape import (
 __all__ = [
     "add", "add_bias", "advance", "argmax", "attention", "column", "columns", "concat",
     "embed", "finish_argmax", "finish_ranks", "inverse_rms", "kv_write", "lane", "linear",
-    "log_mass", "log_share", "mask_logits", "merge_heads", "next_rank", "norm_scale", "rms_norm",
-    "rope", "select_rows", "sigmoid_gate", "silu_mul", "slot_at", "split_heads", "stood_up",
-    "take", "tile_argmax", "tree_attention", "zero_at",
+    "log_chance", "log_mass", "log_share", "mask_logits", "merge_heads", "next_rank",
+    "norm_scale", "rms_norm", "rope", "select_rows", "sigmoid_gate", "silu_mul", "slot_at",
+    "split_heads", "stood_up", "take", "tile_argmax", "tile_mass", "tree_attention",
+    "zero_at",
 ]  # fmt: skip

@@ -101,6 +101,16 @@ def next_rank(logits, above):
     return _with_next(logits, above, [column_index(logits)[None, :]])
 
 
+@row("logits[m,v] -> [m,(v+width-1)//width]", tile="width")
+def tile_mass(logits, *, width=128):
+    """The logarithm of the sum of the exponentials inside each `width` columns, -inf for none."""
+    x = wide(logits)
+    tiles = torch.nn.functional.pad(x, (0, -x.shape[-1] % width), value=-torch.inf)
+    tiles = tiles.unflatten(-1, (-1, width))
+    top = tiles.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    return top[..., 0] + torch.log(torch.exp(tiles - top).sum(-1))
+
+
 @row("logits[m,v] -> [m]")
 def log_mass(logits):
     """The logarithm of the sum of the exponentials of each row."""
@@ -115,6 +125,12 @@ def log_share(logits, ranks, mass):
     count = logits.shape[-1]
     held = torch.take_along_dim(wide(logits), ranks.clamp(max=count - 1).long(), dim=-1)
     return torch.where(ranks < count, held - mass[:, None], -torch.inf)
+
+
+@pointwise("logits[m,v] index[m] mass[m] -> [m]")
+def log_chance(logits, index, mass):
+    """The log-probability of column `index` under rows of log-mass `mass`; -inf for column v."""
+    return log_share.body(logits, index[:, None], mass)[:, 0]
 
 
 @pointwise("index[...] table[v] -> [...]")
