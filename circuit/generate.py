@@ -122,8 +122,8 @@ def _run(
         "finish": counted.finish.value if counted.finish else None,
         "acceptance_by_width": counted.widths.plain(),
     }
-    if engine.pace is not None and engine.pace.measures:
-        record["pace"] = engine.pace.plain()
+    if engine.pace is not None and (found := engine.pace.plain()):
+        record["pace"] = found
     if counted.coverage is not None:
         record["shadow_topk"] = counted.coverage.plain()
     if not screen.as_json:

@@ -28,7 +28,7 @@ from ir.errors import CircuitError
 from ir.format import TensorType
 from ir.key import GraphKey
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 

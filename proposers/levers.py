@@ -51,8 +51,9 @@ class MaskScope(Enum):
 
 
 class Depth(Enum):
-    """How many drafts a step has, of those that the request allows."""
+    """How many drafts a step verifies, of those that the request allows."""
 
+    WORTH = "worth"  # those whose chances are worth their rows, of each chain anew
     FIXED = "fixed"  # all of them
     COST = "cost"  # what gives most for its cost, as measured while running
 
@@ -88,7 +89,7 @@ class ModelLevers:
     gate_reprobe: int = field(default=256, metadata=read(whole(1, 1 << 20)))
     gate_refresh: int = field(default=1024, metadata=read(whole(1, 1 << 20)))
     entry_pin: int = field(default=8, metadata=read(whole(0, 1 << 20)))
-    depth: Depth = field(default=Depth.FIXED, metadata=read(member_of(Depth)))
+    depth: Depth = field(default=Depth.WORTH, metadata=read(member_of(Depth)))
     goal: Goal = field(default=Goal.LATENCY, metadata=read(member_of(Goal)))
     ladder: Ladder = field(default=Ladder(), metadata=read(ladder()))
     static_rung: bool = field(default=False, metadata=read(switch))

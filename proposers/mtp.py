@@ -15,7 +15,7 @@ from proposers.config import Contract, HeadConfig, StreamPoint
 from proposers.errors import NothingAllowed
 from proposers.levers import ModelLevers
 from proposers.masks import Mask, masks_of, reachable, words_of
-from proposers.mtp_steps import Steps, Wanted, batch_step, chain, logprob_of, stepwise
+from proposers.mtp_steps import Steps, batch_step, chain, stepwise
 from proposers.paged import PagedProposer
 from proposers.rules.tree_shape import MAX_RANK
 from proposers.spine import spine
@@ -95,20 +95,19 @@ class MtpHead(PagedProposer):
         Pending rows are written in the same step as the first draft's. After an error the state is
         as it was.
         """
-        whole = request.grammar_bitmask is None and self.levers.draft_stop is None
-        measured = request.want_logprobs or request.ranks > 1
-        spines = self.runner.widest(Mode.SPINE) and request.ranks <= MAX_RANK
-        if not whole or (measured and not spines):
+        ranked, stop = request.ranks > 1, self.levers.stop_rule
+        spines = self.runner.widest(Mode.SPINE) and request.ranks <= MAX_RANK and stop is None
+        if request.grammar_bitmask is not None or (ranked and not spines):
             return self.propose_stepwise(request, state)[0]
         mine, count = self._adopt(state), request.num_drafts
         with undone_on_error([mine]):
             self._begin(request, mine)
             if count < 1:
                 made = Steps()
-            elif measured:
+            elif ranked:
                 made = spine(self.runner, mine, count, self._scored_ids(), request.ranks)
             else:
-                made = Steps(chain(self.runner, mine, count))
+                made = chain(self.runner, mine, count, stop)
             return self._finish(request, mine, made)
 
     def propose_stepwise(
@@ -122,8 +121,8 @@ class MtpHead(PagedProposer):
             self._begin(request, mine)
             if not masks:
                 return self._finish(request, mine, Steps()), request.target_hidden
-            wanted = Wanted(request.want_logprobs, request.ranks, self.levers.stop_rule)
-            made = stepwise(self.runner, mine, masks, ids, wanted)
+            ranks, stop = request.ranks, self.levers.stop_rule
+            made = stepwise(self.runner, mine, masks, ids, ranks, stop)
             return self._finish(request, mine, made), made.hidden
 
     def masks(self, request: ProposeRequest) -> list[Mask | None]:
@@ -194,7 +193,6 @@ class MtpHead(PagedProposer):
         steps after it.
         """
         stop, lanes = self.levers.stop_rule, list(range(len(requests)))
-        measured = stop is not None or any(r.want_logprobs for r in requests)
         rows = [
             [*state.pending, Row(r.last_token, r.target_hidden, r.position)]
             for r, state in zip(requests, states, strict=True)
@@ -205,10 +203,9 @@ class MtpHead(PagedProposer):
             made = batch_step(self.runner, [states[i] for i in lanes], [rows[i] for i in lanes])
             for i in lanes:
                 states[i].pending = []
-            for i, token, hidden, logits in zip(list(lanes), *made, strict=True):
+            for i, token, logprob, hidden in zip(list(lanes), *made, strict=True):
                 drafts[i].append(int(token))
-                if measured:
-                    logprobs[i].append(logprob_of(logits, int(token), self._scored_ids()))
+                logprobs[i].append(float(logprob))
                 states[i].drafted(drafts[i], requests[i].position)
                 rows[i] = [Row(int(token), hidden, rows[i][-1].position + 1)]
                 if stop is not None and not stop.goes_on(logprobs[i][-1]):

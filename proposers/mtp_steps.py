@@ -65,29 +65,6 @@ def extend(runner: DraftRunner, state: MtpState) -> Outputs:
     )
 
 
-def chain(runner: DraftRunner, state: MtpState, count: int) -> list[int]:
-    """`count` drafts after the pending rows, in as few launch lists as there are programs for."""
-    newest = state.pending[-1]
-    token, hidden, tokens = newest.token, newest.hidden[None], []
-    if len(state.pending) > 1:
-        out = extend(runner, state)
-        token, hidden = int(out["tokens"][-1]), runner.read(out["hidden"])[-1:]
-        tokens.append(token)
-    else:
-        state.pending.clear()
-    widest = runner.widest(Mode.CHAIN)
-    while len(tokens) < count:
-        steps = min(count - len(tokens), widest)
-        key = GraphKey(Mode.CHAIN, steps)
-        inputs = new_rows(runner, key, [state], [newest.position + len(tokens)], steps)
-        made, hidden = runner.run_chain(
-            steps, ids=np.array([token], np.int32), hidden=hidden, **inputs
-        )
-        tokens += made
-        token = made[-1]
-    return tokens
-
-
 @dataclass
 class Steps:
     """Drafts made one step at a time, what was measured of each, and the last recycled hidden."""
@@ -99,39 +76,64 @@ class Steps:
     hidden: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What steps are to measure: log-probabilities, best ids; and the rule that ends them."""
+def chain(
+    runner: DraftRunner, state: MtpState, count: int, stop: DraftStop | None = None
+) -> Steps:
+    """`count` drafts after the pending rows, in as few launch lists as there are programs for.
 
-    logprobs: bool = False
-    ranks: int = 1
-    stop: DraftStop | None = None
+    With a `stop`, drafts after the first that is below its threshold are dropped with their rows.
+    """
+    newest, made = state.pending[-1], Steps()
+    token, hidden = newest.token, newest.hidden[None]
+    if len(state.pending) > 1:
+        out = extend(runner, state)
+        token, hidden = int(out["tokens"][-1]), runner.read(out["hidden"])[-1:]
+        made.tokens.append(token)
+        made.logprobs.append(float(out["logprobs"][-1]))
+    else:
+        state.pending.clear()
+    widest = runner.widest(Mode.CHAIN)
+    while len(made.tokens) < count:
+        steps = min(count - len(made.tokens), widest)
+        key = GraphKey(Mode.CHAIN, steps)
+        inputs = new_rows(runner, key, [state], [newest.position + len(made.tokens)], steps)
+        tokens, logprobs, hidden = runner.run_chain(
+            steps, ids=np.array([token], np.int32), hidden=hidden, **inputs
+        )
+        made.tokens += tokens
+        made.logprobs += logprobs
+        token = tokens[-1]
+    if stop is not None:
+        depth = stop.chain_depth(made.logprobs)
+        state.lease.trim(state.lease.rows - (count - depth))
+        del made.tokens[depth:], made.logprobs[depth:]
+    return made
 
 
 def stepwise(
     runner: DraftRunner, state: MtpState, masks: Sequence[Mask | None], ids: np.ndarray,
-    wanted: Wanted,
+    ranks: int = 1, stop: DraftStop | None = None,
 ) -> Steps:  # fmt: skip
-    """A draft per mask after the pending rows.
+    """A draft per mask after the pending rows, each with its best `ranks` ids if that is several.
 
-    Picked on the host from logits: `ids` are the target ids of the scored columns. A draft whose
-    log-probability is below the threshold of a stop is the last one.
+    What a mask allows is picked on the host from logits: `ids` are the target ids of the scored
+    columns. A draft whose log-probability is below the threshold of `stop` is the last one.
     """
     position, made = state.pending[-1].position, Steps()
     out = extend(runner, state)
     for mask in masks:
         logits, hidden = runner.read(out["logits"])[-1], runner.read(out["hidden"])[-1:]
-        token, made.hidden = int(out["tokens"][-1]), hidden[0]
+        token, logprob, made.hidden = int(out["tokens"][-1]), float(out["logprobs"][-1]), hidden[0]
         if mask is not None:
             token = best_allowed(logits, mask, ids)
+            logprob = logprob_of(logits, token, ids)
         made.tokens.append(token)
-        if wanted.logprobs or wanted.stop is not None:
-            made.logprobs.append(logprob_of(logits, token, ids))
-        if wanted.ranks > 1:
-            best, shares = best_of(logits, ids, wanted.ranks)
+        made.logprobs.append(logprob)
+        if ranks > 1:
+            best, shares = best_of(logits, ids, ranks)
             made.ranks.append(best)
             made.rank_logprobs.append(shares)
-        if wanted.stop is not None and not wanted.stop.goes_on(made.logprobs[-1]):
+        if stop is not None and not stop.goes_on(made.logprobs[-1]):
             break
         if len(made.tokens) < len(masks):
             inputs = new_rows(runner, DECODE, [state], [position + len(made.tokens)])
@@ -143,7 +145,8 @@ def stepwise(
 def batch_step(
     runner: DraftRunner, states: Sequence[MtpState], rows: Sequence[Sequence[Row]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens [n], hiddens [n, h] and logits [n, v] after the last of each sequence's rows.
+    """Tokens [n], their log-probabilities [n] and hiddens [n, h] after the last of each sequence's
+    rows.
 
     A row of a BATCH program says whose it is: a sequence may have several, at least one.
     """
@@ -162,7 +165,7 @@ def batch_step(
         **inputs,
     )
     last = np.cumsum([len(part) for part in rows]) - 1
-    return tuple(runner.read(out[name])[last] for name in ("tokens", "hidden", "logits"))
+    return tuple(runner.read(out[name])[last] for name in ("tokens", "logprobs", "hidden"))
 
 
 def logprob_of(logits: np.ndarray, token: int, ids: np.ndarray) -> float:

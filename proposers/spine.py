@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ir.key import GraphKey, Mode
-from proposers.mtp_steps import Steps, extend, new_rows, best_of
+from proposers.mtp_steps import Steps, best_of, extend, new_rows
 from proposers.state import MtpState
 from runners.base import DraftRunner
 

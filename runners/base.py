@@ -136,12 +136,13 @@ class DraftRunner(Runner):
         """One draft step for the rows of `key`: `tokens`, `logits`, `hidden`."""
         return self.step(key, **inputs)
 
-    def run_chain(self, steps: int, **inputs: Any) -> tuple[list[int], Any]:
-        """The target ids of `steps` drafts made in one call, and the
-        last recycled hidden [1, n].
+    def run_chain(self, steps: int, **inputs: Any) -> tuple[list[int], list[float], Any]:
+        """The target ids of `steps` drafts made in one call, their log-probabilities, and the last
+        recycled hidden [1, n].
         """
         out = self.step(GraphKey(Mode.CHAIN, steps), **inputs)
-        return [int(out[f"tokens.{index}"][0]) for index in range(steps)], out["hidden"]
+        tokens = [int(out[f"tokens.{index}"][0]) for index in range(steps)]
+        return tokens, [float(out[f"logprobs.{index}"][0]) for index in range(steps)], out["hidden"]
 
 
 class Holder(Protocol):

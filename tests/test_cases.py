@@ -304,7 +304,7 @@ def test_each_choice_of_the_contract_changes_eager_and_compiled_alike(tmp_path, 
                 first = lease.append(3)
                 inputs = index_inputs(runner, GraphKey(Mode.CHAIN, 3), [Lane(lease, first, 1)])
                 given = np.array(tokens, np.int32)
-                drafts, last = runner.run_chain(3, ids=given, hidden=hiddens, **inputs)
+                drafts, _, last = runner.run_chain(3, ids=given, hidden=hiddens, **inputs)
                 found[name, kind] = drafts, runner.read(last)
         np.testing.assert_allclose(found[name, "eager"][1], found[name, "compiled"][1], atol=1e-3)
         assert found[name, "eager"][0] == found[name, "compiled"][0]

@@ -128,7 +128,7 @@ def test_the_command_line_wins_over_the_file_and_that_over_the_environment(tmp_p
     assert (read.draft_stop, read.shadow_topk, read.acceptance_log) == (0.25, 2, True)
     assert (read.gate_reprobe, read.catchup, read.mask_scope) == (8, False, MaskScope.EVERY)
     assert read.trim is TrimPolicy.DEFAULT
-    assert (read.depth, read.gate) == (Depth.FIXED, GateMode.FORCE)
+    assert (read.depth, read.gate) == (Depth.WORTH, GateMode.FORCE)
     assert levers(environment={}) == ModelLevers()
 
 

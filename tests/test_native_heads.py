@@ -108,17 +108,18 @@ def test_a_chain_has_the_bytes_of_its_steps(pair, steps):
             feed(runner, where, tokens[:4], hiddens[:4], GraphKey(Mode.VERIFY, 4))
         key = GraphKey(Mode.CHAIN, steps)
         first = lease.append(steps)
-        made, hidden = runner.run_chain(
+        made, logprobs, hidden = runner.run_chain(
             steps, ids=np.array(tokens[4:5], np.int32), hidden=hiddens[4:5],
             **index_inputs(runner, key, [Lane(lease, first, first + 1)]),
         )  # fmt: skip
         hidden = runner.read(hidden)
-        token, last, single = tokens[4], hiddens[4:5], []
+        token, last, single, chances = tokens[4], hiddens[4:5], [], []
         for _ in range(steps):
             out = feed(runner, other, [token], last, DECODE)
             token, last = int(out["tokens"][0]), runner.read(out["hidden"])
             single.append(token)
-        assert made == single and hidden.tobytes() == last.tobytes()
+            chances.append(float(out["logprobs"][0]))
+        assert made == single and logprobs == chances and hidden.tobytes() == last.tobytes()
         assert lease.read(CACHE).tobytes() == other.read(CACHE).tobytes()
 
 
@@ -248,7 +249,7 @@ def test_a_head_with_its_own_tables(tmp_path, kernel_folder):
         tokens, hiddens = rows(1)
         with runner.pool.lease() as lease:
             lease.append(2)
-            made, _ = runner.run_chain(
+            made, _, _ = runner.run_chain(
                 2, ids=np.array(tokens, np.int32), hidden=hiddens,
                 **index_inputs(runner, GraphKey(Mode.CHAIN, 2), [Lane(lease, 0, 1)]),
             )  # fmt: skip

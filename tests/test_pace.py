@@ -1,6 +1,7 @@
 """How many drafts a step has, and what is kept up and counted meanwhile; the text stays."""
 
 import logging
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
@@ -13,7 +14,7 @@ from circuit.engine import engine as engine_module
 from circuit.engine.engine import Engine
 from circuit.engine.pace import Pace
 from proposers.errors import LeverRefused
-from proposers.levers import ModelLevers, TrimPolicy
+from proposers.levers import Depth, ModelLevers, TrimPolicy
 from proposers.mtp_program import CACHE
 from proposers.rules.cost import Goal
 from proposers.rules.gate import WINDOW, GateMode, Way
@@ -87,8 +88,6 @@ def test_the_gate_keeps_drafts_that_pay(target, plain, monkeypatch):
     ([[False] * 3], [1.0, 1.2, 1.4, 1.6], 0),
 ])  # fmt: skip
 def test_measured_costs_choose_the_depth(target, plain, monkeypatch, rights, verify, best):
-    from proposers.levers import Depth
-
     engine, _ = paced(target, plain, rights, depth=Depth.COST)
     Clock(monkeypatch, engine, verify, 0.05)
     for _ in range(2):
@@ -100,15 +99,16 @@ def test_measured_costs_choose_the_depth(target, plain, monkeypatch, rights, ver
 
 
 def test_energy_is_not_measured_while_running():
-    from proposers.levers import Depth
-
     with pytest.raises(LeverRefused, match="no joules are measured"):
         Pace(ModelLevers(depth=Depth.COST, goal=Goal.ENERGY), 3)
-    assert not Pace(ModelLevers(), 3).measures and Pace(ModelLevers(), 3).plain() == {}
+    pace = Pace(ModelLevers(depth=Depth.FIXED), 3)
+    assert not pace.measures and pace.plain() == {}
 
 
 class SomeSteps:
     """A pace that lets some steps go without drafts."""
+
+    worth = None
 
     measures = False
 
@@ -210,3 +210,29 @@ def test_ranks_are_counted_beside_and_change_nothing(target, plain, caplog):
 def test_a_target_alone_has_no_pace(target, plain):
     engine = Engine(target)
     assert engine.pace is None and run(engine, 5).tokens == plain[:5]
+
+
+def test_only_drafts_that_are_worth_their_rows_are_verified(target, plain, monkeypatch):
+    """A row costs a fifth of a step: a draft of one chance in twenty is never worth it."""
+    engine, _ = paced(target, plain, [[True, False, False]])
+    Clock(monkeypatch, engine, [1.0, 1.2, 1.4, 1.6], 0.05)
+    propose_of = engine.proposer.propose
+
+    def sure_of_the_first(request, state):
+        made = propose_of(request, state)
+        return replace(made, logprobs=(-0.05, -3.0, -0.1)[: len(made.tokens)])
+
+    engine.proposer.propose = sure_of_the_first
+    whole = run(engine, 60, drafts=3)
+    assert whole.tokens == plain[:60]
+    assert engine.pace.worth.cost(1) == pytest.approx(1.2, rel=0.05)
+    later = run(engine, 60, drafts=3)
+    assert later.tokens == plain[:60] and later.statistics.drafted[1:] in ([], [0, 0])
+    assert engine.pace.plain()["worth"]["tokens_per_second"] > 1.5 / 1.4
+
+
+def test_depth_fixed_verifies_them_all(target, plain):
+    engine, _ = paced(target, plain, [[True, False, False]], depth=Depth.FIXED)
+    generation = run(engine, 31, drafts=3)
+    assert generation.tokens == plain[:31] and engine.pace.worth is None
+    assert generation.statistics.drafted == [15, 14, 14]  # the last step had room for one

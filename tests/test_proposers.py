@@ -130,14 +130,16 @@ def test_a_chain_is_its_steps(tiny, steps):
     feed(runner, other, tokens[:4], hiddens[:4], GraphKey(Mode.VERIFY, 4))
     first = lease.append(steps)
     inputs = index_inputs(runner, GraphKey(Mode.CHAIN, steps), [Lane(lease, first, first + 1)])
-    made, hidden = runner.run_chain(
+    made, logprobs, hidden = runner.run_chain(
         steps, ids=np.array(tokens[4:5], np.int32), hidden=hiddens[4:5], **inputs
     )
     token, last, single = tokens[4], hiddens[4:5], []
-    for _ in range(steps):
+    for logprob in logprobs:
         out = feed(runner, other, [token], last, DECODE)
         token, last = int(out["tokens"][0]), out["hidden"].astype(np.float32)
         single.append(token)
+        chances = torch.from_numpy(out["logits"][0]).double().log_softmax(-1)
+        assert logprob == pytest.approx(float(chances.max()), abs=1e-6)
     assert made == single == tiny.chain(tokens[:5], hiddens[:5], steps)
     close(hidden, last)
     close(lease.read(CACHE), other.read(CACHE))
@@ -425,7 +427,7 @@ def test_what_a_head_of_compiled_programs_only_cannot_do_is_refused():
     state = head.alloc_state()
     for options, said in (
         ({"grammar_bitmask": np.ones(4, np.int32)}, "ids of its scored columns are not at hand"),
-        ({"want_logprobs": True}, "ids of its scored columns are not at hand"),
+        ({"want_ranks": 2}, "ids of its scored columns are not at hand"),
         ({"draft_embed_target": np.zeros(heads.HIDDEN)}, "rows of the embedding are not at hand"),
     ):
         with pytest.raises(BadRequest, match=said):

@@ -117,7 +117,10 @@ class Drafting:
         except CircuitError as error:
             log.warning("no drafts for the token at position %d: %s", position, error)
             return ()
-        return self.take(made)
+        drafts = self.take(made)
+        if made.logprobs and self.ranks == 1:
+            drafts = drafts[: self.pace.verified(made.logprobs)]
+        return drafts
 
     def prepare(self, position: int, count: int) -> tuple[int, ...]:
         """Brings the drafter's rows up to date; drafts copied from the text, if any are."""
@@ -133,7 +136,8 @@ class Drafting:
         levers = self.proposer.levers
         return ProposeRequest(
             last_token=self.text[-1], target_hidden=self._hidden, position=position,
-            num_drafts=count, want_logprobs=logprobs or levers.draft_clamp > 0,
+            num_drafts=count,
+            want_logprobs=logprobs or levers.draft_clamp > 0 or self.pace.worth is not None,
             ranks=max(levers.shadow_topk, self.ranks, 2 if levers.shadow_topk else 1),
         )  # fmt: skip
 

@@ -191,8 +191,8 @@ class Generation:
         setattr(self.statistics, clock, getattr(self.statistics, clock) + spent)
         if self.drafting is not None and self.drafting.paced:
             self.drafting.pace.record(step.drafted, step.accepted, len(step.tokens), spent)
-        if step.verify:
-            self._engine.worth.record(step.nodes, len(step.tokens), step.verify, spent)
+        if step.verify and (rule := self._worth) is not None:
+            rule.record(step.nodes, len(step.tokens), step.verify, spent)
         yield step
 
     @property
@@ -251,8 +251,17 @@ class Generation:
             drafts = self.drafting.drafts(self.lease.rows, self.room)
             if self.request.tree is not None and self.drafting.proposed is not None:
                 return self._tree_step(self.drafting.proposed)
+        began = time.perf_counter()
         scored = self._target.rows(self.lease, [self.tokens[-1], *drafts])
-        return self.take(drafts, scored)
+        verify = time.perf_counter() - began
+        return replace(self.take(drafts, scored), nodes=len(drafts), verify=verify)
+
+    @property
+    def _worth(self) -> DraftWorth | None:
+        """The rule that learns what steps of this text cost."""
+        if self.drafting is None:
+            return None
+        return self.drafting.pace.worth if self.request.tree is None else self._engine.worth
 
     @property
     def room(self) -> int:

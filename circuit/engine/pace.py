@@ -1,4 +1,5 @@
-"""How many drafts a step has: by the ladder, by the throughput gate, by measured costs."""
+"""How many drafts a step has: by the ladder, by the throughput gate, by measured costs, by worth.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from proposers.levers import Depth, ModelLevers
 from proposers.rules.cost import CostController, Goal, RunningCosts
 from proposers.rules.gate import GateMode, ThroughputGate, Way
 from proposers.rules.rung import ADAPTIVE_WIDTHS, Rung
+from proposers.rules.worth import DraftWorth
 
 
 class Pace:
@@ -23,6 +25,7 @@ class Pace:
             ThroughputGate(levers.gate_settings) if levers.gate is GateMode.AUTO else None
         )
         self.costs = RunningCosts(most) if levers.depth is Depth.COST else None
+        self.worth = DraftWorth() if levers.depth is Depth.WORTH else None
         self.rung = Rung()
         self._controller = CostController(levers.goal)
         self._present: int | None = None
@@ -52,6 +55,10 @@ class Pace:
             self.costs.table(), 1, self.costs.held, present=self._present, most=self.costs.most
         )
         return min(self._present, asked)
+
+    def verified(self, logprobs: Sequence[float]) -> int:
+        """How many of a chain's drafts, which have these log-probabilities, to verify."""
+        return len(logprobs) if self.worth is None else self.worth.depth(logprobs)
 
     def record(self, drafts: int, accepted: int, tokens: int, seconds: float) -> None:
         """Counts a step that the head drafted, or that had no drafts."""
@@ -83,4 +90,9 @@ class Pace:
                 "steps": {str(k): n for k, n in sorted(self.costs.seen.items())},
                 "held": list(self.costs.held), "drafts": self._present,
             }  # fmt: skip
+        if self.worth is not None and self.worth.base:
+            found["worth"] = {
+                "milliseconds": {str(k): 1e3 * self.worth.cost(k) for k in self.worth.shares},
+                "tokens_per_second": self.worth.tokens / self.worth.seconds,
+            }
         return found
