@@ -14,8 +14,9 @@ def rope(x, positions, cos, sin):
     rotary).
     """
     half = cos.shape[-1]
-    c = torch.nn.functional.embedding(positions, cos)[:, None]
-    s = torch.nn.functional.embedding(positions, sin)[:, None]
+    at = positions.clamp(0, cos.shape[0] - 1)
+    c = torch.nn.functional.embedding(at, cos)[:, None]
+    s = torch.nn.functional.embedding(at, sin)[:, None]
     left, right = x[..., :half], x[..., half : 2 * half]
     turned = [(left * c - right * s).to(x.dtype), (right * c + left * s).to(x.dtype)]
     return torch.cat([*turned, x[..., 2 * half :]], dim=-1)
