@@ -427,7 +427,7 @@ def test_what_a_head_of_compiled_programs_only_cannot_do_is_refused():
     state = head.alloc_state()
     for options, said in (
         ({"grammar_bitmask": np.ones(4, np.int32)}, "ids of its scored columns are not at hand"),
-        ({"want_ranks": 2}, "ids of its scored columns are not at hand"),
+        ({"ranks": 99}, "ids of its scored columns are not at hand"),
         ({"draft_embed_target": np.zeros(heads.HIDDEN)}, "rows of the embedding are not at hand"),
     ):
         with pytest.raises(BadRequest, match=said):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Step:
     drafted: int = 0
     accepted: int = 0
     nodes: int = 0  # drafts of a tree, whose depth is in `drafted`
-    verify: float = 0.0  # seconds that its verify took
+    verify: float = field(default=0.0, compare=False)  # seconds that its verify took
 
 
 @dataclass(frozen=True)
