@@ -11,13 +11,24 @@ from collections.abc import Callable
 from typing import Any
 
 from ir.key import Mode
-from ir.ops import argmax, concat, embed, linear, rms_norm, take, zero_at
+from ir.ops import (
+    argmax,
+    concat,
+    embed,
+    linear,
+    mask_ids,
+    mask_logits,
+    rms_norm,
+    take,
+    zero_at,
+)
 from ir.tensor import Format
 from ir.tracing import Scope
 from proposers.blocks.attention import AttentionShape, write_keys
 from proposers.blocks.decoder import decoder_layer, layer_input
 from proposers.blocks.rows import Rows, row_count
 from proposers.config import ConcatOrder, Contract, HeadConfig, StreamPoint
+from proposers.masks import words_of
 
 EMBEDDING, HEAD, DRAFT_IDS = "embed_tokens.weight", "lm_head.weight", "draft_ids"
 LAYER, CACHE = "mtp.layers.0", "layers.0.kv"
@@ -45,8 +56,9 @@ def mtp_program(
 
     `hidden` is what the next draft step takes. PREFILL stores keys and values and has no output;
     CHAIN_k makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1] and the last
-    `hidden`. `mapped`: the scored ids are positions in `draft_ids`. `tied`: the embedding scores as
-    well.
+    `hidden`. MASKED is DECODE whose token is the best that `bitmask` [1, words] allows; its logits
+    are those without the mask. `mapped`: the scored ids are positions in `draft_ids`. `tied`: the
+    embedding scores as well.
     """
     shape = attention_shape(contract, config)
     offset, eps = contract.norm_form.offset, config.rms_norm_eps
@@ -64,6 +76,15 @@ def mtp_program(
         pair = (e, h) if contract.concat_order is ConcatOrder.EMBED_HIDDEN else (h, e)
         return linear(concat(*pair), scope.weight("mtp.fc.weight"))
 
+    def allowed(scope: Scope, logits: Any) -> Any:
+        """The logits that a token is chosen from: those that a MASKED step's `bitmask` allows."""
+        if scope.key.mode is not Mode.MASKED:
+            return logits
+        bitmask = scope.input("bitmask", 1, words_of(config.target_vocab_size))
+        if mapped:
+            return mask_ids(logits, bitmask, scope.weight(DRAFT_IDS))
+        return mask_logits(logits, bitmask)
+
     def step(scope: Scope, ids: Any, hidden: Any, rows: Rows) -> tuple[Any, Any, Any]:
         """Logits, target ids and recycled hidden of one step over the rows."""
         x = decoder_layer(scope, shape, LAYER, CACHE, joined(scope, ids, hidden, rows), rows)
@@ -71,7 +92,7 @@ def mtp_program(
         logits = linear(
             final if contract.logits_norm else x, scope.weight(EMBEDDING if tied else HEAD)
         )
-        tokens = argmax(logits)
+        tokens = argmax(allowed(scope, logits))
         if mapped:
             tokens = take(tokens, scope.weight(DRAFT_IDS))
         return logits, tokens, x if contract.recycle is StreamPoint.PRE_NORM else final

@@ -11,11 +11,14 @@ from ir.key import DECODE, GraphKey, Mode
 def head_keys(
     *, batches: tuple[int, ...] = (2, 4, 8, 16), chunk: int = 256, chain: int = 4
 ) -> tuple[GraphKey, ...]:
-    """The programs of a head: one step, extend by 2 to 4 rows, `batches`, prompt chunks, chains."""
+    """The programs of a head: one step, extend by 2 to 4 rows, `batches`, prompt chunks, chains,
+    and a step under a grammar mask.
+    """
     verify = tuple(GraphKey(Mode.VERIFY, rows) for rows in (2, 3, 4))
     batch = tuple(GraphKey(Mode.BATCH, rows) for rows in batches)
     chains = tuple(GraphKey(Mode.CHAIN, steps) for steps in range(1, chain + 1))
-    return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk), *chains)
+    masked = GraphKey(Mode.MASKED, 1)
+    return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk), *chains, masked)
 
 
 @dataclass(frozen=True)

@@ -352,8 +352,14 @@ def test_widths_that_a_batch_does_not_take():
         head.propose_batch([request] * 2, [head.alloc_state()])
 
 
-def test_a_mask_is_of_target_ids_whatever_the_head_scores(tiny):
+@pytest.mark.parametrize("program", [True, False])
+def test_a_mask_is_of_target_ids_whatever_the_head_scores(tiny, program):
+    """The same by the MASKED program and, where a runner has none, by the host."""
     head, ids = proposer(tiny), tiny.weights.draft_ids
+    if not program:
+        binding = bind_head(tiny.weights, tiny.side, OPTIONS)
+        keys = [key for key in binding.keys if key.mode is not Mode.MASKED]
+        head.set_circuit_draft(EagerRunner(binding, keys=keys, double=True))
     scored = list(range(heads.VOCAB)) if ids is None else ids.tolist()
     tokens, hiddens = rows(1)
     allowed = scored[1::3]
@@ -579,7 +585,7 @@ def test_a_binding_says_what_it_is(tiny):
     assert binding.weights["lm_head.weight"].shape == (scored, heads.HIDDEN)
     assert {str(k) for k in binding.keys} == {
         "DECODE", "VERIFY_2", "VERIFY_3", "VERIFY_4", "BATCH_2", "BATCH_4", "PREFILL_8",
-        "CHAIN_1", "CHAIN_2", "CHAIN_3", "CHAIN_4",
+        "CHAIN_1", "CHAIN_2", "CHAIN_3", "CHAIN_4", "MASKED_1",
     }  # fmt: skip
 
 
