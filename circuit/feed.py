@@ -14,6 +14,8 @@ from ir.key import GraphKey, Mode
 
 Feed = dict[str, np.ndarray]
 
+EVERY_ID = -1  # a word of a grammar mask that forbids nothing: the token is that of the logits
+
 
 @dataclass(frozen=True)
 class Row:
@@ -53,6 +55,8 @@ def feed(
         made["tables"][at, : min(width, len(table))] = table[:width]
     if key.mode is Mode.BATCH:
         made["row_sequence"][:] = np.arange(count)
+    if "bitmask" in made:
+        made["bitmask"][:] = EVERY_ID
     if "last_row" in made:
         made["last_row"][0] = len(rows) - 1
     return made

@@ -116,10 +116,13 @@ def whole_head(modules: list[MtpHead]) -> DraftProposer | None:
 
 
 def compiled_engine(
-    loaded: Loaded, threads: int | None, levers: ModelLevers, *, draft: bool = True
-) -> tuple[Engine, Callable[[], None]]:
-    """An engine over the compiled programs, and the call that frees them."""
-    runners, free_shared = loaded.runners(threads)
+    loaded: Loaded, threads: int | None, levers: ModelLevers, *, draft: bool = True,
+    sequences: int = 1,
+) -> tuple[Engine, Callable[[], None]]:  # fmt: skip
+    """An engine over the compiled programs with room for `sequences` contexts, and the call that
+    frees them.
+    """
+    runners, free_shared = loaded.runners(threads, sequences=sequences)
     modules: list[MtpHead] = []
     if draft:
         modules = [

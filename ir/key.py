@@ -14,6 +14,7 @@ class Mode(Enum):
     BATCH = "batch"  # one row of each of `rows` sequences
     VERIFY_BATCH = "verify_batch"  # several sequences with several rows each
     CHAIN = "chain"  # `rows` draft steps in one launch list
+    MASKED = "masked"  # a draft step under a grammar mask
     SPINE = "spine"  # a chain that gives the best few tokens of each step
     TREE = "tree"  # rows of one sequence with a parent table
     PREFILL = "prefill"  # a chunk of a prompt

@@ -20,6 +20,8 @@ from ir.ops import (
     log_chance,
     log_mass,
     log_share,
+    mask_ids,
+    mask_logits,
     next_rank,
     rms_norm,
     stood_up,
@@ -33,6 +35,7 @@ from proposers.blocks.attention import AttentionShape, write_keys
 from proposers.blocks.decoder import decoder_layer, layer_input
 from proposers.blocks.rows import Rows, row_count
 from proposers.config import ConcatOrder, Contract, HeadConfig, StreamPoint
+from proposers.masks import words_of
 from proposers.rules.tree_shape import MAX_RANK
 
 RANKS = MAX_RANK
@@ -63,8 +66,10 @@ def mtp_program(
     `hidden` is what the next draft step takes. PREFILL stores keys and values and has no output;
     CHAIN_k makes k steps from one row and outputs `tokens.0` .. `tokens.{k-1}` [1], `logprobs.0` ..
     [1] and the last `hidden`; SPINE_k gives in their place `ranks.0` .. [1, RANKS], the best target
-    ids of each step, which goes on with the first, and their `logprobs.0` .. [1, RANKS]. `mapped`:
-    the scored ids are positions in `draft_ids`. `tied`: the embedding scores as well.
+    ids of each step, which goes on with the first, and their `logprobs.0` .. [1, RANKS]. MASKED is
+    DECODE whose token is the best that `bitmask` [1, words] allows; logits and log-probabilities
+    are those without the mask. `mapped`: the scored ids are positions in `draft_ids`. `tied`: the
+    embedding scores as well.
     """
     shape = attention_shape(contract, config)
     offset, eps = contract.norm_form.offset, config.rms_norm_eps
@@ -95,9 +100,18 @@ def mtp_program(
         )
         return logits, x if contract.recycle is StreamPoint.PRE_NORM else final
 
+    def allowed(scope: Scope, logits: Any) -> Any:
+        """The logits that a token is chosen from: those that a MASKED step's `bitmask` allows."""
+        if scope.key.mode is not Mode.MASKED:
+            return logits
+        bitmask = scope.input("bitmask", 1, words_of(config.target_vocab_size))
+        if mapped:
+            return mask_ids(logits, bitmask, scope.weight(DRAFT_IDS))
+        return mask_logits(logits, bitmask)
+
     def best(scope: Scope, logits: Any) -> tuple[Any, Any]:
         """The target id of the largest logit of each row, and its log-probability."""
-        first = argmax(logits)
+        first = argmax(allowed(scope, logits))
         chance = log_chance(logits, first, log_mass(tile_mass(logits)))
         return target_ids(scope, first), chance
 

@@ -14,6 +14,8 @@ from proposers.state import MtpState, Row
 from runners.base import DraftRunner, Outputs
 from runners.rows import Lane, index_inputs, padded, writing_key
 
+MASKED = GraphKey(Mode.MASKED, 1)
+
 
 def new_rows(
     runner: DraftRunner, key: GraphKey, states: Sequence[MtpState], positions: Sequence[int],
@@ -49,14 +51,19 @@ def write_rows(runner: DraftRunner, state: MtpState, rows: Sequence[Row]) -> Non
         done += len(part)
 
 
-def extend(runner: DraftRunner, state: MtpState) -> Outputs:
-    """Writes all pending rows; outputs of a step whose last row is the newest of them."""
+def extend(runner: DraftRunner, state: MtpState, mask: Mask | None = None) -> Outputs:
+    """Writes all pending rows; outputs of a step whose last row is the newest of them.
+
+    With a `mask`, and one row in the step, the token is the best that it allows.
+    """
     rows, state.pending = state.pending, []
     key = DECODE if len(rows) == 1 else GraphKey(Mode.VERIFY, len(rows))
-    if not runner.serves(key):
+    if mask is not None or not runner.serves(key):
         write_rows(runner, state, rows[:-1])
         rows, key = rows[-1:], DECODE
     inputs = new_rows(runner, key, [state], [row.position for row in rows], len(rows))
+    if mask is not None:
+        key, inputs["bitmask"] = MASKED, mask[None]
     return runner.run_draft(
         key,
         ids=np.array([row.token for row in rows], np.int32),
@@ -116,29 +123,29 @@ def stepwise(
 ) -> Steps:  # fmt: skip
     """A draft per mask after the pending rows, each with its best `ranks` ids if that is several.
 
-    What a mask allows is picked on the host from logits: `ids` are the target ids of the scored
-    columns. A draft whose log-probability is below the threshold of `stop` is the last one.
+    `ids` are the target ids of the scored columns. A runner without a MASKED program leaves masks
+    to the host. A draft whose log-probability is below the threshold of `stop` is the last one.
     """
-    position, made = state.pending[-1].position, Steps()
-    out = extend(runner, state)
+    made, inside = Steps(), runner.serves(MASKED)  # or masks are applied here
     for mask in masks:
-        logits, hidden = runner.read(out["logits"])[-1], runner.read(out["hidden"])[-1:]
-        token, logprob, made.hidden = int(out["tokens"][-1]), float(out["logprobs"][-1]), hidden[0]
-        if mask is not None:
+        newest = state.pending[-1]
+        out = extend(runner, state, mask if inside else None)
+        token, logprob = int(out["tokens"][-1]), float(out["logprobs"][-1])
+        logits, made.hidden = out["logits"][-1], runner.read(out["hidden"])[-1]
+        if mask is not None and not inside:
+            logits = runner.read(logits)
             token = best_allowed(logits, mask, ids)
             logprob = logprob_of(logits, token, ids)
         made.tokens.append(token)
         made.logprobs.append(logprob)
         if ranks > 1:
-            best, shares = best_of(logits, ids, ranks)
+            best, shares = best_of(runner.read(logits), ids, ranks)
             made.ranks.append(best)
             made.rank_logprobs.append(shares)
-        if stop is not None and not stop.goes_on(made.logprobs[-1]):
+        if stop is not None and not stop.goes_on(logprob):
             break
         if len(made.tokens) < len(masks):
-            inputs = new_rows(runner, DECODE, [state], [position + len(made.tokens)])
-            given = np.array([token], np.int32)
-            out = runner.run_draft(DECODE, ids=given, hidden=hidden, **inputs)
+            state.pending.append(Row(token, made.hidden, newest.position + 1))
     return made
 
 

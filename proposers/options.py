@@ -12,13 +12,14 @@ def head_keys(
     *, batches: tuple[int, ...] = (2, 4, 8, 16), chunk: int = 256, chain: int = 4, spine: int = 0
 ) -> tuple[GraphKey, ...]:
     """The programs of a head: one step, extend by 2 to 4 rows, `batches`, prompt chunks, chains,
-    and spines of trees.
+    a step under a grammar mask, and spines of trees.
     """
     verify = tuple(GraphKey(Mode.VERIFY, rows) for rows in (2, 3, 4))
     batch = tuple(GraphKey(Mode.BATCH, rows) for rows in batches)
     chains = tuple(GraphKey(Mode.CHAIN, steps) for steps in range(1, chain + 1))
     spines = tuple(GraphKey(Mode.SPINE, steps) for steps in range(1, spine + 1))
-    return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk), *chains, *spines)
+    masked = GraphKey(Mode.MASKED, 1)
+    return (DECODE, *verify, *batch, GraphKey(Mode.PREFILL, chunk), *chains, masked, *spines)
 
 
 @dataclass(frozen=True)

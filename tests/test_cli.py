@@ -310,6 +310,28 @@ def test_generate_says_what_it_did(artifact):
     assert "24 tokens" in streamed.stderr
 
 
+def test_levers_are_given_by_name_and_by_file_and_never_change_the_text(artifact, tmp_path):
+    base = ("generate", artifact, "--prompt", "hello", "--max-tokens", "24", "--ignore-eos")
+    plain = result(*base)
+    assert "pace" not in plain and "shadow_topk" not in plain
+    counted = plain["acceptance_by_width"]["1"]
+    assert counted["steps"] == plain["steps"]
+    assert counted["per_position"] == plain["accepted_per_position"]
+    file = tmp_path / "levers.toml"
+    file.write_text('[levers]\ngate = "auto"\ngate_refresh = 4\ndepth = "cost"\n')
+    for words in (
+        ("--lever", "draft_stop=0.5", "--lever", "shadow_topk=2"), ("--levers", file),
+        ("--lever", "trim=keep"), ("--lever", "ladder=1:1"), ("--lever", "draft_clamp=0.9"),
+    ):  # fmt: skip
+        record = result(*base, *words)
+        assert record["token_ids"] == plain["token_ids"]
+        assert ("pace" in record) is (file in words)
+        assert ("shadow_topk" in record) is ("shadow_topk=2" in words)
+    assert "draft_stop is '2'" in refusal(*base, "--lever", "draft_stop=2", code=1)
+    said = run(*base, "--lever", "acceptance_log=on").stderr
+    assert "1 sequences:" in said and "tokens per step" in said
+
+
 def test_generate_reads_stdin_and_chats(artifact):
     words = ("generate", artifact, "--max-tokens", "4", "--json")
     piped = json.loads(run(*words, "--prompt", "-", stdin="hello").stdout)

@@ -144,6 +144,30 @@ def test_a_batch_has_the_bytes_of_its_sequences(pair):
         leases[i].close()
 
 
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_masked_step_is_a_step_with_the_best_token_that_is_allowed(pair, step):
+    """Of every `step`-th scored id: the rest of the step has the bytes of DECODE."""
+    _, runner, tiny, _ = pair
+    tokens, hiddens = rows(1)
+    allowed = tiny.weights.draft_ids.numpy()[::step]
+    words = np.zeros(4, np.uint32)
+    for i in allowed:
+        words[i // 32] |= np.uint32(1) << np.uint32(i % 32)
+    found = []
+    masked = GraphKey(Mode.MASKED, 1), {"bitmask": words.view("i4")[None]}
+    for key, more in ((DECODE, {}), masked):
+        with runner.pool.lease() as lease:
+            inputs = index_inputs(runner, key, [Lane(lease, lease.append(1), 1)]) | more
+            given = np.array(tokens, np.int32)
+            out = runner.run_draft(key, ids=given, hidden=hiddens, **inputs)
+            found.append({n: runner.read(v) for n, v in out.items()})
+    for name in ("logits", "hidden"):
+        assert found[0][name].tobytes() == found[1][name].tobytes()
+    best = allowed[found[0]["logits"][0, ::step].argmax()]
+    assert found[1]["tokens"].tolist() == [best]
+    assert step > 1 or found[0]["tokens"].tolist() == [best]
+
+
 def test_a_swap_between_eager_and_compiled_keeps_rows_and_drafts(pair):
     _, runner, tiny, _ = pair
     head = make_mtp_head(tiny.weights, tiny.side, OPTIONS)

@@ -24,6 +24,7 @@ from proposers.mtp_binding import bind_head, make_mtp_head
 from proposers.mtp_program import CACHE
 from proposers.multi_module import MultiModuleMtpHead
 from proposers.options import DraftOptions, head_keys
+from proposers.rules.ring import CatchupRing
 from proposers.state import ProposerState
 from runners.eager import EagerRunner
 from runners.errors import CacheFull
@@ -233,6 +234,42 @@ def test_the_worked_trace_of_pair_keys(tiny):
     close(state.lease.read(CACHE)[:, :, :8], exact)
 
 
+@pytest.mark.parametrize("policy, kept, fed", [
+    (TrimPolicy.DEFAULT, [0, 1, 2, 3, 5], []), (TrimPolicy.REFEED, [0, 1, 2, 3, 5], [6]),
+    (TrimPolicy.KV_EXACT, [0, 1, 2, 3, 5], [6]), (TrimPolicy.KEEP, [0, 1, 2, 3, 5, 6], []),
+])  # fmt: skip
+def test_the_worked_trace_with_ring_labels(policy, kept, fed):
+    """Two drafts at position 6 of which one is taken: labels 7 and 8 carry hiddens 6 and 7.
+
+    Key 4 is missing context, as nobody ringed its hidden; rows are compacted, angles are not.
+    """
+    tiny = heads.make_head(mapped=False)
+    head, ring = proposer(tiny, trim=policy), CatchupRing(8)
+    text, hiddens = rows(9)
+    state = head.alloc_state()
+    head.prefill_drafter(text[:5], hiddens[:5], state)
+    d1, _ = head.propose(ProposeRequest(text[6], hiddens[5], 6, 2), state).tokens
+    text[7] = d1
+    ring.put_rows(6, hiddens[6:9], accepted=1)
+    assert ring.labels == range(7, 9)
+    head.after_verify(1, state)
+    assert head.last_pair_key(state) == kept[-1] and head.drafter_rows(state) == len(kept)
+    part = ring.feed(head.last_pair_key(state), 8) if policy is not TrimPolicy.DEFAULT else None
+    assert ([] if part is None else [part[0] + i for i in range(len(part[1]))]) == fed
+    if policy is TrimPolicy.REFEED:
+        assert head.catchup_drafter([text[6], d1], part[1], head.drafter_rows(state), 7, state) == 1
+    elif fed:
+        assert head.catchup_batch([[d1]], [part[1]], [7], [state]) == 1
+    head.propose(ProposeRequest(text[8], hiddens[7], 8, 1), state)
+    keys = [*kept, *fed, 7]
+    assert (head.drafter_rows(state), head.last_pair_key(state)) == (len(keys), 7)
+    cache = state.lease.read(CACHE)
+    _, _, k, v = tiny.run([text[key + 1] for key in keys], hiddens[keys], [key + 1 for key in keys])
+    off = np.abs(cache - torch.stack([k, v]).numpy()).max((0, 1, 3)) > 1e-4
+    assert np.flatnonzero(off).tolist() == ([5] if policy is TrimPolicy.KEEP else [])
+    head.free_state(state)
+
+
 DROPPED = {  # (drafts, accepted): rows cut by default, refeed, exact rows, keep
     (1, 0): (1, 1, 0, 0), (1, 1): (0, 0, 0, 0), (2, 0): (2, 2, 1, 1), (2, 1): (1, 1, 1, 0),
     (2, 2): (0, 1, 1, 0), (3, 0): (3, 3, 2, 2), (3, 1): (2, 2, 2, 1), (3, 2): (1, 2, 2, 0),
@@ -317,8 +354,14 @@ def test_widths_that_a_batch_does_not_take():
         head.propose_batch([request] * 2, [head.alloc_state()])
 
 
-def test_a_mask_is_of_target_ids_whatever_the_head_scores(tiny):
+@pytest.mark.parametrize("program", [True, False])
+def test_a_mask_is_of_target_ids_whatever_the_head_scores(tiny, program):
+    """The same by the MASKED program and, where a runner has none, by the host."""
     head, ids = proposer(tiny), tiny.weights.draft_ids
+    if not program:
+        binding = bind_head(tiny.weights, tiny.side, OPTIONS)
+        keys = [key for key in binding.keys if key.mode is not Mode.MASKED]
+        head.set_circuit_draft(EagerRunner(binding, keys=keys, double=True))
     scored = list(range(heads.VOCAB)) if ids is None else ids.tolist()
     tokens, hiddens = rows(1)
     allowed = scored[1::3]
@@ -544,7 +587,7 @@ def test_a_binding_says_what_it_is(tiny):
     assert binding.weights["lm_head.weight"].shape == (scored, heads.HIDDEN)
     assert {str(k) for k in binding.keys} == {
         "DECODE", "VERIFY_2", "VERIFY_3", "VERIFY_4", "BATCH_2", "BATCH_4", "PREFILL_8",
-        "CHAIN_1", "CHAIN_2", "CHAIN_3", "CHAIN_4",
+        "CHAIN_1", "CHAIN_2", "CHAIN_3", "CHAIN_4", "MASKED_1",
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from programs import target_config
 from triton_case import device
 
 from circuit.compare import clear_rows, no_worse_than_eager
+from circuit.feed import feed
 from circuit.models.target import EMBEDDING, HEAD, target_binding, target_keys, target_side
 from circuit.scenario import Script, _rows, walk
 from codegen.artifact import load_artifact
@@ -182,3 +183,27 @@ def test_a_device_is_used_where_there_is_one(tmp_path: Path) -> None:
     artifact = compiled(tmp_path, Format.BF16, {"target": target}, {DECODE})
     with TritonRunner(artifact.part("target")) as runner:
         assert runner.device.type == "cuda"
+
+
+def test_a_masked_step_chooses_from_what_the_mask_allows(tmp_path: Path) -> None:
+    """Of every third scored id; the rest of the step has the bytes of DECODE."""
+    device()
+    _, head = bindings(Format.F32, Format.F32)
+    masked, wanted = GraphKey(Mode.MASKED, 1), {DECODE, GraphKey(Mode.MASKED, 1)}
+    artifact = compiled(tmp_path, Format.F32, {"draft": head}, wanted)
+    allowed, words = np.arange(1, 90, 2)[::3], np.zeros(4, np.uint32)
+    for i in allowed:
+        words[i // 32] |= np.uint32(1) << np.uint32(i % 32)
+    with TritonRunner(artifact.part("draft")) as runner:
+        types = runner.inputs(DECODE)
+        row = script(head, 64).row(5, 0)
+        found = []
+        for key, more in ((DECODE, {}), (masked, {"bitmask": words.view(np.int32)[None]})):
+            with runner.pool.lease(1) as lease:
+                table = lease.table(types["tables"].shape[1])
+                given = feed(key, runner.inputs(key), [row], [table]) | more
+                out = runner.step(key, **given)
+                found.append({n: runner.read(v) for n, v in out.items()})
+        assert len(runner.plan(masked).launches) == len(runner.plan(DECODE).launches)
+    assert found[0]["logits"].tobytes() == found[1]["logits"].tobytes()
+    assert found[1]["tokens"].tolist() == [allowed[found[0]["logits"][0, ::3].argmax()]]

@@ -9,6 +9,7 @@ from ir.ops.choose import (
     log_chance,
     log_mass,
     log_share,
+    mask_ids,
     mask_logits,
     next_rank,
     take,
@@ -33,8 +34,8 @@ from ir.ops.shape import (
 __all__ = [
     "add", "add_bias", "advance", "argmax", "attention", "column", "columns", "concat",
     "embed", "finish_argmax", "finish_ranks", "inverse_rms", "kv_write", "lane", "linear",
-    "log_chance", "log_mass", "log_share", "mask_logits", "merge_heads", "next_rank",
-    "norm_scale", "rms_norm", "rope", "select_rows", "sigmoid_gate", "silu_mul", "slot_at",
-    "split_heads", "stood_up", "take", "tile_argmax", "tile_mass", "tree_attention",
-    "zero_at",
+    "log_chance", "log_mass", "log_share", "mask_ids", "mask_logits", "merge_heads",
+    "next_rank", "norm_scale", "rms_norm", "rope", "select_rows", "sigmoid_gate",
+    "silu_mul", "slot_at", "split_heads", "stood_up", "take", "tile_argmax", "tile_mass",
+    "tree_attention", "zero_at",
 ]  # fmt: skip

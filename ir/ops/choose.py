@@ -53,6 +53,18 @@ def mask_logits(logits, bitmask):
     return torch.where(allowed, logits, -torch.inf)
 
 
+@pointwise("logits[m,v] bitmask[m,w] ids[v] -> [m,v]")
+def mask_ids(logits, bitmask, ids):
+    """Logits with -inf where the bit of the column's id is clear: `mask_logits` for columns that
+    stand for `ids`.
+    """
+    word = torch.take_along_dim(
+        bitmask, (ids // 32).clamp(max=bitmask.shape[-1] - 1).long()[None, :], dim=-1
+    )
+    allowed = ((word >> (ids % 32)) & 1 == 1) & (ids // 32 < bitmask.shape[-1])
+    return torch.where(allowed, logits, -torch.inf)
+
+
 def _below(x, index, edge, last):
     """True where `x` at column `index` comes after column `last`, whose value is `edge`, in falling
     order, equal ones by column.
