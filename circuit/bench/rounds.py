@@ -11,6 +11,7 @@ from codegen.backend import Report
 
 WARM_UP = 3
 LONG = 0.2  # seconds
+SETTLE = 0.02  # seconds in which threads of the contender before, which may spin, go to sleep
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def timed(contenders: Sequence[Contender], runs: int, report: Report) -> list[Ti
     for done in range(runs):
         report("rounds", done, runs)
         for index in order if done % 2 == 0 else reversed(order):
+            time.sleep(SETTLE)
             if index not in long:
                 contenders[index].call()
             start = time.perf_counter()
