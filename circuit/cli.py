@@ -145,6 +145,9 @@ def compile(
     batch: Annotated[
         str, typer.Option("--batch", help="Widths of the programs for several sequences.")
     ] = "2,4,8,16",
+    trees: Annotated[
+        str, typer.Option("--trees", help="Rows of the programs that verify trees of drafts.")
+    ] = "4,6,8",
     archs: Annotated[
         str, typer.Option("--archs", help="Compile Triton kernels ahead of time too: 80,90,100.")
     ] = "",
@@ -161,7 +164,7 @@ def compile(
 
         request = CompileRequest.read(
             model=model, out=out, draft=draft, weights=weights.value, backend=backend.value,
-            context=context, batch=batch, archs=archs, check=check,
+            context=context, batch=batch, trees=trees, archs=archs, check=check,
         )  # fmt: skip
         return compile_model(request, screen)
 
@@ -181,6 +184,12 @@ def generate(
     drafts: Annotated[
         int, typer.Option("--drafts", min=1, max=3, help="Tokens guessed ahead of each check.")
     ] = 3,
+    tree: Annotated[
+        str,
+        typer.Option(
+            "--tree", help="Draft trees: nodes by depth as 2,2,1; auto or auto:ROWS; or off."
+        ),
+    ] = "off",
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Leave the draft head out.")] = False,
     lookup: Annotated[
         bool,
@@ -213,7 +222,7 @@ def generate(
         request = GenerateRequest(
             folder=folder, prompt=prompt, chat=chat, max_tokens=max_tokens,
             drafts=0 if no_draft else drafts, lookup=lookup, eager=eager, ignore_eos=ignore_eos,
-            levers=tuple(lever or ()), lever_file=levers, threads=threads,
+            levers=tuple(lever or ()), lever_file=levers, threads=threads, tree=tree,
         )  # fmt: skip
         return generate_text(request, screen)
 
@@ -263,6 +272,10 @@ def bench(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=1, help="With --text: tokens of each text.")
     ] = 200,
+    tree: Annotated[
+        list[str] | None,
+        typer.Option("--tree", help="With --text: trees of drafts to time too [auto:4]."),
+    ] = None,
     threads: Threads = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -274,7 +287,7 @@ def bench(
 
         request = BenchRequest.read(
             folder=folder, peers=peers, keys=keys, runs=runs, text=text, prompts=prompts,
-            max_tokens=max_tokens, threads=threads,
+            max_tokens=max_tokens, threads=threads, trees=tuple(tree or ("auto:4",)),
         )  # fmt: skip
         return bench_artifact(request, screen)
 

@@ -22,13 +22,15 @@ class Row:
     """A row of a program: its token, its number in its sequence, and
     (heads) the hidden it continues.
 
-    `offset` is the rotary position minus the row's number.
+    `offset` is the rotary position minus the row's number, `parent` the row of the program that a
+    row of a TREE continues.
     """
 
     token: int
     index: int
     hidden: np.ndarray | None = None
     offset: int = 0
+    parent: int = 0
 
 
 def feed(
@@ -48,6 +50,8 @@ def feed(
         made["ids"][at] = row.token
         made["indices"][at] = row.index
         made["positions"][at] = row.index + row.offset
+        if "parents" in made:
+            made["parents"][at] = row.parent
         if row.hidden is not None:
             made["hidden"][at] = row.hidden
     width = types["tables"].shape[1]
@@ -81,6 +85,6 @@ def parse_keys(given: str | None) -> frozenset[GraphKey] | None:
         except (KeyError, ValueError) as error:
             raise BadOption(
                 name="--keys", given=given, problem=f"{word} is not a key",
-                advice="Keys are DECODE, VERIFY_2, BATCH_4, PREFILL_256, CHAIN_3 and so on.",
+                advice="Keys are DECODE, VERIFY_2, BATCH_4, PREFILL_256, TREE_6, CHAIN_3, ...",
             ) from error  # fmt: skip
     return frozenset(found)

@@ -12,13 +12,15 @@ from circuit import options
 from circuit.loaded import Loaded, compiled_engine
 from circuit.recipe import TARGET
 from circuit.report import Record, Screen, UsageError
+from proposers.rules.tree_growth import TreeGrowth, parse_tree
+from proposers.rules.tree_shape import TreeShape
 
 if TYPE_CHECKING:
     from circuit.engine.engine import Engine
     from circuit.models.tokenizer import Tokenizer
     from proposers.levers import ModelLevers
 
-STDIN = "-"
+STDIN, OFF = "-", "off"
 
 
 class NoPrompt(UsageError):
@@ -39,6 +41,7 @@ class GenerateRequest:
     eager: bool
     ignore_eos: bool
     threads: int | None
+    tree: str = OFF
     levers: tuple[str, ...] = ()
     lever_file: Path | None = None
 
@@ -48,6 +51,7 @@ def generate_text(request: GenerateRequest, screen: Screen) -> Record:
     with its ids, times and counts.
     """
     levers = options.levers(request.levers, request.lever_file)
+    tree_asked(request.tree)
     loaded = Loaded.read(request.folder)
     prompt = prompt_ids(loaded.tokenizer, _text(request.prompt), request.chat)
     drafts = request.drafts if loaded.recipe.heads else 0
@@ -56,6 +60,11 @@ def generate_text(request: GenerateRequest, screen: Screen) -> Record:
         return _run(engine, loaded, prompt, drafts, request, screen)
     finally:
         close()
+
+
+def tree_asked(text: str) -> TreeShape | TreeGrowth | None:
+    """The trees that `text` names; None for `off`."""
+    return None if text == OFF else parse_tree(text)
 
 
 def _text(given: str) -> str:
@@ -96,8 +105,9 @@ def _run(
         screen.stream(text)
 
     with engine.generate(
-        prompt, request.max_tokens, drafts=drafts, stop=stop, lookup=request.lookup
-    ) as generation:
+        prompt, request.max_tokens, drafts=drafts, stop=stop, lookup=request.lookup,
+        tree=tree_asked(request.tree) if drafts else None,
+    ) as generation:  # fmt: skip
         for step in generation:
             show(stream.push(*step.tokens))
         show(stream.finish())
@@ -122,6 +132,8 @@ def _run(
         "finish": counted.finish.value if counted.finish else None,
         "acceptance_by_width": counted.widths.plain(),
     }
+    if drafts and request.tree != OFF:
+        record |= {"tree": request.tree, "branched_steps": counted.branched}
     if engine.pace is not None and (found := engine.pace.plain()):
         record["pace"] = found
     if counted.coverage is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from circuit.compare import Distance, clear_rows, distance, pooled, share_used
 from circuit.faults import FAULTS, seen
 from circuit.report import Report
-from circuit.scenario import PREFIX, Observed, Script, one_by_one, walk
+from circuit.scenario import PARENTS, PREFIX, Observed, Script, by_paths, one_by_one, walk
 from ir.key import DECODE, GraphKey, Mode
 
 if TYPE_CHECKING:
@@ -183,7 +183,8 @@ def _compare_chain(found: Compared, compiled: Observed, oracle: Observed) -> Non
     which DECODE judges by its logits.
     """
     for step in range(compiled.key.rows):
-        if compiled.outputs[f"tokens.{step}"] != oracle.outputs[f"tokens.{step}"]:
+        pair = [observed.outputs[f"tokens.{step}"] for observed in (compiled, oracle)]
+        if not np.array_equal(*pair):
             found.near_ties += 1
             return
         found.tokens += 1
@@ -212,9 +213,12 @@ def same_rows(
         count = 1 if wide.key.mode is Mode.BATCH else min(wide.rows, 4 if start else PREFIX)
         if wide.key == DECODE or wide.key.goes_on:
             continue
+        singles = single[start:]
+        if wide.key.mode is Mode.TREE:
+            count, singles = wide.rows, by_paths(runner, script, PARENTS[: wide.rows])
         names = [n for n in ("hidden", "logits") if len(wide.outputs.get(n, ())) >= count]
         for row in range(count):
-            alone = single[start + row]
+            alone = singles[row]
             pairs = [(wide.outputs[n][row], alone.outputs[n][0]) for n in names]
             pairs += [(wide.stored[n][:, :, row], alone.stored[n][:, :, 0]) for n in wide.stored]
             if all(a.tobytes() == b.tobytes() for a, b in pairs):

@@ -14,6 +14,7 @@ from circuit.options import BadOption
 from circuit.recipe import HEAD, TOKENIZER, Choices, HeadRecord, Origin, Recipe
 from circuit.report import Record, Report, Screen, UsageError
 from circuit.sources import head_source, model_source
+from proposers.rules.tree_shape import MAX_NODES
 
 if TYPE_CHECKING:
     from circuit.models.checkpoint import Checkpoint
@@ -44,22 +45,31 @@ class CompileRequest:
     backend: str
     context: int | None
     batches: tuple[int, ...]
+    trees: tuple[int, ...]
     archs: tuple[int, ...]
     check: bool
 
     @staticmethod
-    def read(*, batch: str, archs: str = "", **given: object) -> CompileRequest:
+    def read(
+        *, batch: str, archs: str = "", trees: str = "4,6,8", **given: object
+    ) -> CompileRequest:
         """The request that the options stand for; BadOption if a width cannot be read."""
-        words = [word.strip() for word in batch.split(",") if word.strip()]
-        wrong = [w for w in words if not w.isdigit() or not 2 <= int(w) <= WIDEST_BATCH]
-        if wrong:
-            raise BadOption(
-                name="--batch", given=batch, problem=f"{wrong[0]} is not a width from 2 to 64",
-                advice="Give widths as 2,4,8, or an empty text for none.",
-            )  # fmt: skip
         return CompileRequest(
-            batches=tuple(sorted({int(w) for w in words})), archs=_archs(archs), **given
-        )
+            batches=_widths("--batch", batch, WIDEST_BATCH),
+            trees=_widths("--trees", trees, MAX_NODES + 1), archs=_archs(archs), **given,
+        )  # fmt: skip
+
+
+def _widths(name: str, given: str, widest: int) -> tuple[int, ...]:
+    """Rising widths of programs; BadOption if one cannot be read."""
+    words = [word.strip() for word in given.split(",") if word.strip()]
+    wrong = [w for w in words if not w.isdigit() or not 2 <= int(w) <= widest]
+    if wrong:
+        raise BadOption(
+            name=name, given=given, problem=f"{wrong[0]} is not a width from 2 to {widest}",
+            advice="Give widths as 2,4,8, or an empty text for none.",
+        )  # fmt: skip
+    return tuple(sorted({int(w) for w in words}))
 
 
 def _archs(given: str) -> tuple[int, ...]:
@@ -148,7 +158,7 @@ def make_recipe(
         ),
         choices=Choices(
             weights=request.weights, backend=request.backend, context=context,
-            batches=request.batches,
+            batches=request.batches, trees=request.trees,
         ),
         config=checkpoint.config,
         heads=tuple(HeadRecord(h.contract, h.config) for h in heads),

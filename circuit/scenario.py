@@ -4,8 +4,8 @@ what it outputs and what it stores.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,9 +14,12 @@ from circuit.feed import Row, feed, in_order
 from ir.key import DECODE, GraphKey, Mode
 from runners.base import Runner
 from runners.kv import BLOCK_ROWS, Lease
+from runners.rows import depths
 
 PREFIX = 2 * BLOCK_ROWS  # rows held before the programs that continue a text; whole blocks
 AHEAD = 16  # further tokens that a walk needs
+PARENTS = (0, 0, 1, 0, 1, 2, 4, 5)
+"""The tree of a walk: a spine with hedges, some of which go on."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,9 @@ def walk(runner: Runner, script: Script, keys: Collection[GraphKey]) -> Iterator
             if key.mode is Mode.BATCH:
                 yield batch(runner, script, key, lease)
             elif key.mode is not Mode.PREFILL:
-                count = key.rows
-                yield _rows(runner, script, key, lease, range(PREFIX, PREFIX + count))
+                parents = PARENTS[: key.rows] if key.mode is Mode.TREE else ()
+                ahead = range(PREFIX, PREFIX + key.rows)
+                yield _rows(runner, script, key, lease, ahead, parents)
                 lease.trim(PREFIX)
 
 
@@ -78,14 +82,39 @@ def one_by_one(runner: Runner, script: Script, start: int, count: int) -> list[O
     return found[start:]
 
 
+def by_paths(runner: Runner, script: Script, parents: Sequence[int]) -> list[Observed]:
+    """What DECODE gives for each row of the walk's tree, after the rows of its path."""
+    found = []
+    with runner.pool.lease() as lease:
+        for at in range(PREFIX):
+            _rows(runner, script, DECODE, lease, range(at, at + 1))
+        for row in range(len(parents)):
+            path = [row]
+            while path[0]:
+                path.insert(0, parents[path[0]])
+            steps = [_rows(runner, script, DECODE, lease, [PREFIX + at]) for at in path]
+            found.append(steps[-1])
+            lease.trim(PREFIX)
+    return found
+
+
 def _rows(
-    runner: Runner, script: Script, key: GraphKey, lease: Lease, places: range
+    runner: Runner, script: Script, key: GraphKey, lease: Lease, places: Sequence[int],
+    parents: Sequence[int] = (),
 ) -> Observed:  # fmt: skip
-    """The program over consecutive rows of one sequence; a chain is given its first row only."""
+    """The program over the next rows of one sequence, with the tokens of `places` in the text; a
+    chain is given its first row only.
+    """
     first = lease.append(len(places))
     live = places[:1] if key.goes_on else places
     types = runner.inputs(key)
-    rows = [script.row(place, place) for place in live]
+    rows = [script.row(place, first + at) for at, place in enumerate(live)]
+    if parents:
+        branches = zip(rows, depths(parents), parents, strict=True)
+        rows = [
+            replace(row, offset=row.offset + deep - at, parent=parent)
+            for at, (row, deep, parent) in enumerate(branches)
+        ]
     out = runner.step(key, **feed(key, types, rows, [lease.table(types["tables"].shape[1])]))
     stored = {n: lease.read(n)[:, :, first:] for n in runner.pool.arrays}
     return _observed(runner, key, len(places), len(live), out, stored)
@@ -126,6 +155,7 @@ def _observed(
     for name, value in out.items():
         array = runner.read(value)
         whole = key.goes_on or len(array) == 1  # one row for the program as a whole
+        name = name.replace("ranks.", "tokens.")  # ids, the draft among them
         outputs[name] = array if whole else array[:live]
     types = runner.pool.types
     numbers = {n: as_numbers(a, types[n].format).copy() for n, a in stored.items()}

@@ -150,6 +150,9 @@ def test_usage_errors_have_code_2(models, artifact, tmp_path):
     assert "level" in refusal("show", artifact, "--level", "best", code=2)
     assert "no part has this program" in refusal("show", artifact, "--key", "BATCH_9", code=2)
     assert "empty" in refusal("generate", artifact, "--prompt", "", code=2)
+    assert "--trees" in refusal(
+        "compile", models / "model", "-o", tmp_path / "o", "--trees", "9", code=2
+    )
     assert not (tmp_path / "o").exists()
 
 
@@ -428,7 +431,19 @@ def test_bench_writes_texts_with_and_without_drafts(artifact, tmp_path):
     found = result("bench", artifact, "--text", prompts, "--peers", "eager", "-n", "12")
     assert found["with_drafts"]["equal_texts"] == 2
     assert found["with_drafts_and_lookup"]["equal_texts"] == 2
-    sides = [(row["drafts"], row["lookup"]) for row in found["rows"]]
-    assert sides == [(0, False), (3, False), (3, True)]
+    sides = [(row["drafts"], row["lookup"], row["tree"]) for row in found["rows"]]
+    assert sides == [(0, False, ""), (3, False, ""), (3, True, ""), (3, False, "auto:4")]
+    assert found["with_tree_auto:4"]["equal_texts"] == 2
     prompts.write_text("{}")
     assert "list of texts" in refusal("bench", artifact, "--text", prompts, code=2)
+
+
+def test_trees_give_the_same_text_and_are_counted(artifact):
+    words = ("generate", artifact, "--prompt", "one two three", "-n", "24", "--no-lookup")
+    plain = result(*words, "--no-draft")
+    for tree in ("2,2,1", "auto", "auto:4"):
+        found = result(*words, "--tree", tree)
+        assert found["token_ids"] == plain["token_ids"] and found["tree"] == tree
+        assert found["branched_steps"] >= 0
+    assert "tree" not in result(*words, "--tree", "off")
+    assert "is refused" in refusal(*words, "--tree", "5", code=1)

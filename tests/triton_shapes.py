@@ -78,8 +78,8 @@ def target(key: GraphKey, context: int = 2048) -> Graph:
 
 MODELS = {"head": head, "target": target}
 KEYS = {
-    "head": ("DECODE", "VERIFY_4", "BATCH_16", "PREFILL_256"),
-    "target": ("DECODE", "VERIFY_4", "BATCH_8", "PREFILL_256"),
+    "head": ("DECODE", "VERIFY_4", "BATCH_16", "PREFILL_256", "SPINE_1"),
+    "target": ("DECODE", "VERIFY_4", "BATCH_8", "PREFILL_256", "TREE_8"),
 }
 
 

@@ -34,6 +34,7 @@ class BenchRequest:
     prompts: int | None
     max_tokens: int
     threads: int
+    trees: tuple[str, ...] = ()
 
     @staticmethod
     def read(*, peers: str, keys: str | None, threads: int | None, **given: object) -> BenchRequest:

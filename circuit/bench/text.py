@@ -18,6 +18,7 @@ from circuit.engine.engine import Engine
 from circuit.engine.statistics import Statistics
 from circuit.loaded import Loaded, compiled_engine
 from circuit.report import NoSuchPath, Record, Screen, UsageError, table
+from proposers.rules.tree_growth import parse_tree
 
 if TYPE_CHECKING:
     from circuit.bench.command import BenchRequest
@@ -37,6 +38,7 @@ class Side:
     peer: str
     drafts: int
     lookup: bool = False
+    tree: str = ""
     tokens: list[list[int]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     steps: int = 0
@@ -65,6 +67,7 @@ class Side:
             "peer": self.peer,
             "drafts": self.drafts,
             "lookup": self.lookup,
+            "tree": self.tree,
             "texts": len(self.tokens),
             "tokens": sum(map(len, self.tokens)),
             "seconds": round(sum(self.seconds), 3),
@@ -113,7 +116,7 @@ def bench_texts(loaded: Loaded, request: BenchRequest, screen: Screen) -> dict[s
                     notes.append(path)
                 else:
                     model = LlamaModel(path, request.threads)
-            sides = _sides(loaded, model)
+            sides = _sides(loaded, model, _fitting(request.trees, engine))
             for done, prompt in enumerate(prompts):
                 report("texts", done, len(prompts))
                 ids = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
@@ -129,11 +132,18 @@ def bench_texts(loaded: Loaded, request: BenchRequest, screen: Screen) -> dict[s
     return record
 
 
-def _sides(loaded: Loaded, model: LlamaModel | None) -> list[Side]:
+def _fitting(trees: Sequence[str], engine: Engine) -> list[str]:
+    """The trees that the artifact has programs for."""
+    return [t for t in trees if parse_tree(t).verify_width <= engine.target.widest_tree]
+
+
+def _sides(loaded: Loaded, model: LlamaModel | None, trees: Sequence[str]) -> list[Side]:
     sides = [Side("circuit", 0)]
     if loaded.recipe.heads:
         most = MOST_DRAFTS if len(loaded.recipe.heads) == 1 else len(loaded.recipe.heads)
         sides += [Side("circuit", most), Side("circuit", most, lookup=True)]
+        if len(loaded.recipe.heads) == 1:
+            sides += [Side("circuit", most, tree=tree) for tree in trees]
     return [*sides, Side(LLAMA, 0)] if model is not None else sides
 
 
@@ -147,8 +157,9 @@ def _write(
         side.count(*model.greedy(ids, request.max_tokens, stop))
         return
     with engine.generate(
-        ids, request.max_tokens, drafts=side.drafts, stop=stop, lookup=side.lookup
-    ) as generation:
+        ids, request.max_tokens, drafts=side.drafts, stop=stop, lookup=side.lookup,
+        tree=parse_tree(side.tree) if side.tree else None,
+    ) as generation:  # fmt: skip
         for _ in generation:
             pass
     side.count(list(generation.tokens), generation.statistics.seconds, generation.statistics)
@@ -158,6 +169,8 @@ def _name(side: Side) -> str:
     """The key of a side's comparison with the text without drafts."""
     if not side.drafts:
         return side.peer
+    if side.tree:
+        return f"with_tree_{side.tree}"
     return "with_drafts_and_lookup" if side.lookup else "with_drafts"
 
 
@@ -179,6 +192,8 @@ def _record(sides: list[Side], notes: list[str]) -> dict[str, object]:
 def _title(side: Side) -> str:
     if not side.drafts:
         return side.peer
+    if side.tree:
+        return f"{side.peer}, trees {side.tree}"
     return f"{side.peer}, {side.drafts} drafts{' and lookup' if side.lookup else ''}"
 
 
