@@ -66,7 +66,7 @@ def test_padded_rows_of_a_batch_touch_nothing(side):
         inputs = index_inputs(runner, key, lanes)
         if poisoned:
             ids[2:], hidden[2:] = heads.VOCAB + 5, np.nan
-            inputs["positions"][2:] = heads.CONTEXT - 1
+            inputs["positions"][2:] = 2**30
         return runner.read(runner.run_draft(key, ids=ids, hidden=hidden, **inputs)["logits"])
 
     step(leases, False)

@@ -197,6 +197,17 @@ def test_hiddens_that_are_too_far_back_are_not_computed_again(target, plain, mon
         assert generation.tokens == fresh(engine, prompt, 4)
 
 
+def test_rows_that_nothing_can_be_appended_to_are_told(target, plain):
+    """By the lever the drafter takes in no prompt: what it has drafted itself is all it carries."""
+    engine, _, head = headed(target, drafter_prefill=False)
+    with Conversation(engine) as conversation:
+        turn(conversation, PROMPT, 9, drafts=3)
+        prompt = [*PROMPT, *plain[:9], *ASIDE]
+        assert turn(conversation, prompt, 5, drafts=3) == fresh(engine, prompt, 5)
+        assert conversation.outcome is Refusal.NO_HIDDENS
+    assert owners(engine, head) == (0, 0)
+
+
 def test_prefill_that_waits_is_given_its_own_hiddens_or_none(target, plain, caplog):
     engine, _, head = headed(target)
     head.prefill_uses_shared_buffers = lambda: True

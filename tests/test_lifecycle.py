@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -115,6 +116,12 @@ class Histories(RuleBasedStateMachine):
     def did(self, what, *sequences):
         DONE[what] += 1
         self.touched = list(sequences)
+
+    @initialize(lengths=st.tuples(st.integers(2, 20), st.integers(2, 20)), seed=st.integers(0, 99))
+    def begin_two(self, lengths, seed):
+        """Two sequences of the single head, so that batches are there to be made."""
+        for number, length in enumerate(lengths):
+            self.begin(length, seed + number, False, True, [])
 
     @precondition(lambda self: len(self.live) < 4)
     @rule(length=st.integers(2, 20), seed=st.integers(0, 99), budget=st.booleans(),

@@ -105,12 +105,31 @@ def test_energy_is_not_measured_while_running():
     assert not pace.measures and pace.plain() == {}
 
 
+def test_steps_soon_after_thinking_are_drafted_and_not_recorded(target, plain, monkeypatch):
+    """The gate is serial; within four tokens of the end of thinking the head drafts anyhow."""
+    levers = {"gate": GateMode.AUTO, "entry_pin": 4, "gate_reprobe": 10**6}
+    engine, script = paced(target, plain, [[False] * 3], **levers)
+    engine.pace.gate.present = Way.SERIAL
+    at = next(i for i in range(8, 30) if plain[i] not in [*PROMPT, *plain[:i]])
+    recorded, record = [], engine.pace.record
+    monkeypatch.setattr(engine.pace, "record", lambda *a: (recorded.append(a), record(*a)))
+    generation = run(engine, 35, drafts=3, thinking_end=plain[at])
+    assert generation.tokens == plain[:35]
+    ends = [i for i in range(35) if plain[i] == plain[at]]
+    near = {i + n for i in ends for n in range(4)} & set(range(33))  # the last has no room
+    assert [call[0] - len(PROMPT) for call in script.calls] == sorted(near)
+    assert len(recorded) == 33 - len(near) and {drafts for drafts, *_ in recorded} == {0}
+
+
 class SomeSteps:
     """A pace that lets some steps go without drafts."""
 
     worth = None
 
     measures = False
+
+    def pinned(self, since_thinking):
+        return False
 
     def __init__(self, *counts):
         self.counts = cycle(counts)

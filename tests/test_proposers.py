@@ -293,6 +293,21 @@ def test_rows_cut_after_a_verify(policy):
     assert head.runner.pool.owners == 0
 
 
+@pytest.mark.parametrize("policy, kept", list(zip(TrimPolicy, (3, 3, 4, 4))))
+def test_a_verify_after_no_drafts_counts_as_one_of_one_draft(policy, kept):
+    head = proposer(heads.make_head(), trim=policy)
+    tokens, hiddens = rows(5)
+    state = head.alloc_state()
+    head.prefill_drafter(tokens, hiddens, state)
+    head.propose(ProposeRequest(1, hiddens[4], 5, 0), state)
+    head.after_verify(0, state)
+    assert head.drafter_rows(state) == kept
+    for _ in range(9):
+        head.after_verify(0, state)
+    assert head.drafter_rows(state) == (0 if kept == 3 else 4)
+    head.free_state(state)
+
+
 @pytest.mark.parametrize("waiting", [0, 1, 2, 3, 5])
 def test_rows_of_accepted_drafts_are_written_with_the_next_propose(waiting):
     tiny = heads.make_head()

@@ -39,11 +39,11 @@ class Drafting:
 
     def __init__(
         self, proposer: DraftProposer, pace: Pace, text: list[int], statistics: Statistics, *,
-        lookup: bool, copies: int, ranks: int = 1,
+        lookup: bool, copies: int, ranks: int = 1, thinking_end: int | None = None,
     ) -> None:  # fmt: skip
         self.copies, self.ranks = copies, ranks
         self.proposer, self.pace, self.text, self.statistics = proposer, pace, text, statistics
-        self.lookup = Lookup(text) if lookup else None
+        self.lookup, self.thinking_end = Lookup(text) if lookup else None, thinking_end
         self.ring = CatchupRing(RING_ROWS, shift=proposer.levers.refeed_shift)
         self.state: ProposerState | None = None
         self.proposed: Drafts | None = None  # of this step, if they are the head's
@@ -104,7 +104,10 @@ class Drafting:
         self.proposed, self.paced = None, False
         if count < 1 or self.over:
             return ()
-        count, self.paced = self.pace.drafts(count, position), self.pace.measures
+        pinned = self.pace.pinned(self._since_thinking())
+        if not pinned:
+            count = self.pace.drafts(count, position)
+            self.paced = self.pace.measures
         if count < 1:
             if self._waiting > self.ring.capacity - 8:
                 self.keep_up(position)
@@ -128,8 +131,13 @@ class Drafting:
             self._take_in_late()
         self.keep_up(position)
         copied = self.lookup.drafts(min(count, self.copies)) if self.lookup is not None else ()
-        self.proposed, self.paced = None, self.pace.measures and not copied
+        self.proposed, self.paced = None, self.paced and not copied
         return tuple(copied)
+
+    def _since_thinking(self) -> int | None:
+        """Tokens after the newest end of a thinking section, as far as that is near."""
+        near = range(min(self.proposer.levers.entry_pin, len(self.text)))
+        return next((n for n in near if self.text[-1 - n] == self.thinking_end), None)
 
     def request(self, position: int, count: int, *, logprobs: bool = False) -> ProposeRequest:
         """What the head is asked for the token at `position`."""

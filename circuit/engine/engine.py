@@ -61,6 +61,7 @@ class Request:
     stop: Collection[int]
     lookup: bool = False
     tree: TreeShape | TreeGrowth | None = None
+    thinking_end: int | None = None
 
 
 class Engine:
@@ -93,13 +94,16 @@ class Engine:
         self, prompt: Sequence[int], max_tokens: int, *, drafts: int = 0,
         sampling: Sampling | None = None, stop: Collection[int] = (), lookup: bool = False,
         keeper: Conversation | None = None, tree: TreeShape | TreeGrowth | None = None,
+        thinking_end: int | None = None,
     ) -> Generation:  # fmt: skip
         """A generation that runs as its steps are read; every error of the request is raised here.
 
         With `lookup`, tokens that stood in the text before are drafted from what followed them
         there, and the head drafts where there is nothing to copy. A `keeper` gives the rows that
         are there already and takes them back at the end. With `tree` the head's drafts are the
-        spine of a tree, and its next choices hedges beside it; `drafts` is not read.
+        spine of a tree, and its next choices hedges beside it; `drafts` is not read. After
+        `thinking_end`, the id that closes a thinking section, steps are drafted for a while
+        whatever is measured.
         """
         if not len(prompt):
             raise EmptyPrompt()
@@ -114,7 +118,9 @@ class Engine:
             raise TooManyDrafts(drafts=drafts, most=self.most_drafts)
         prompt = [int(token) for token in prompt]
         picks = sampling or Sampling()
-        request = Request(prompt, max_tokens, drafts, picks, frozenset(stop), lookup, tree)
+        request = Request(
+            prompt, max_tokens, drafts, picks, frozenset(stop), lookup, tree, thinking_end
+        )  # fmt: skip
         return Generation(self, request, keeper)
 
 
@@ -137,6 +143,7 @@ class Generation:
             self.drafting = Drafting(
                 engine.proposer, engine.pace, self._text, self.statistics, lookup=request.lookup,
                 copies=engine.target.widest - 1, ranks=request.tree.ranks if request.tree else 1,
+                thinking_end=request.thinking_end,
             )  # fmt: skip
         self._steps = self._run()
 

@@ -39,6 +39,10 @@ class Pace:
         """True if steps have to be recorded."""
         return self.gate is not None or self.costs is not None
 
+    def pinned(self, since_thinking: int | None) -> bool:
+        """True so soon after a thinking section that a step is drafted whatever was measured."""
+        return self.measures and self.levers.gate_settings.pinned(since_thinking)
+
     def drafts(self, asked: int, position: int, width: int = 1) -> int:
         """Drafts of the next step of `width` sequences, at most `asked`, in that context."""
         wanted = self.levers.ladder.drafts(width, asked)
