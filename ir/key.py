@@ -11,8 +11,7 @@ class Mode(Enum):
 
     DECODE = "decode"  # one row
     VERIFY = "verify"  # rows of one sequence
-    BATCH = "batch"  # one row of each of `rows` sequences
-    VERIFY_BATCH = "verify_batch"  # several sequences with several rows each
+    BATCH = "batch"  # rows of up to `rows` sequences: one of each, or several of some
     CHAIN = "chain"  # `rows` draft steps in one launch list
     MASKED = "masked"  # a draft step under a grammar mask
     SPINE = "spine"  # a chain that gives the best few tokens of each step

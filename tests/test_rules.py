@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proposers.rules.depth_cut import DepthCut
+from proposers.rules.depth_cut import DepthCut, likeliest_drafts, worthwhile
 from proposers.rules.draft_stop import DraftStop
 from proposers.rules.errors import (
     BadCutRatio,
@@ -27,6 +27,7 @@ from proposers.rules.verify_key import (
     verify_batch_permutation,
     verify_graph_key,
 )
+from proposers.rules.worth import DraftWorth
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 5, 8])
@@ -242,6 +243,27 @@ def test_depth_cut_example():
 def test_depth_cut_without_confidence_is_certain():
     assert DepthCut(0.25).retained([[-0.5, -0.5], []], 2) == [1, 2]
     assert DepthCut(0.25).retained([[-0.5, -0.5], [-0.1]], 2) == [1, 2]
+
+
+def test_drafts_of_a_batch_are_weighed_against_each_other():
+    """A row costs what 0.2 tokens bring: drafts whose prefixes hold more often are kept."""
+    worth = DraftWorth()
+    assert worthwhile([[-0.1, -3.0], [-3.0]], worth) == [2, 1]  # all, until costs are known
+    worth.tokens, worth.seconds, worth.base = 10.0, 10.0, 1.0
+    worth.shares = {k: 1.0 + 0.2 * k for k in range(9)}
+    assert worthwhile([[-0.1, -3.0], [-3.0], [-0.5, -0.5, -0.1]], worth) == [1, 0, 3]
+    assert worthwhile([[-3.0], [-2.0]], worth) == [0, 0] and worthwhile([], worth) == []
+
+
+@given(st.lists(st.lists(st.floats(-5, 0), max_size=4), max_size=6))
+def test_every_start_of_the_likeliest_drafts_is_whole_prefixes(logprobs):
+    seen = [0] * len(logprobs)
+    chances = []
+    for cost, sequence, depth in likeliest_drafts(logprobs):
+        assert depth == seen[sequence] + 1
+        seen[sequence] = depth
+        chances.append(cost)
+    assert seen == [len(row) for row in logprobs] and chances == sorted(chances)
 
 
 def test_depth_cut_applies():

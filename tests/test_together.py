@@ -8,14 +8,15 @@ from native import native_runners
 from test_engine import CONTEXT, PROMPT, Script
 from test_target import loaded
 
+from circuit.engine import together as module
 from circuit.engine.engine import Engine
 from circuit.engine.sampling import Sampling
 from circuit.engine.statistics import Finish
 from circuit.engine.together import Together
 from circuit.models.target import target_binding, target_keys, target_side
-from proposers.base import ProposeRequest
+from proposers.base import Drafts, ProposeRequest
 from proposers.errors import BadRequest
-from proposers.levers import ModelLevers, TrimPolicy
+from proposers.levers import Depth, ModelLevers, TrimPolicy
 from proposers.mtp_binding import make_mtp_head
 from proposers.options import DraftOptions, head_keys
 from runners.eager import EagerRunner
@@ -77,9 +78,11 @@ def drive(together):
 
 
 @pytest.mark.parametrize("levers", [
-    {}, {"trim": TrimPolicy.KEEP}, {"draft_stop": 0.3}, {"depth_cut_ratio": 0.25},
+    {}, {"trim": TrimPolicy.KEEP}, {"draft_stop": 0.3},
+    {"depth": Depth.FIXED, "depth_cut_ratio": 0.25}, {"depth": Depth.COST},
     {"canonical_width": 0}, {"max_sequences": 3}, {"batch_verify": False},
-    {"batch_bootstrap": False}, {"draft_clamp": 0.2}, {"depth_cut": False, "shadow_topk": 2},
+    {"batch_bootstrap": False}, {"draft_clamp": 0.2},
+    {"depth": Depth.FIXED, "depth_cut": False, "shadow_topk": 2},
 ], ids=str)  # fmt: skip
 def test_each_text_is_the_one_it_is_alone(made, levers):
     engine, head = engine_of(made, **levers)
@@ -222,6 +225,43 @@ def test_counts_by_width_and_a_propose_that_fails(made, caplog):
         four = counted.widths.widths[4]
         assert four.accepted == [7, 6, 0]  # the last step has room for one draft
         assert counted.steps == 8 and counted.mean_accepted_length == 21 / 8
+
+
+def test_drafts_of_all_texts_are_verified_as_far_as_they_are_worth_their_rows(made, monkeypatch):
+    """A row costs half of what the step costs: only drafts that hold nearly always are verified."""
+    script, texts = scripted(made, [[True, True, True]])
+    engine, now = Engine(made[0], script), [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    rows_of, propose = engine.target.rows_of, script.propose
+
+    def timed(wanted):
+        now[0] += 1.0 + 0.5 * sum(len(ids) - 1 for _, ids in wanted)
+        return rows_of(wanted)
+
+    def sure_of_some(request, state):
+        made_drafts = propose(request, state)
+        first = -0.001 if state.text in texts[:2] else -2.0
+        return Drafts(made_drafts.tokens, (first, -2.0, -2.0)[: len(made_drafts.tokens)])
+
+    monkeypatch.setattr(engine.target, "rows_of", timed)
+    script.propose, states = sure_of_some, iter(texts)
+
+    def alloc_state():
+        state = Script([], []).alloc_state()
+        state.text = next(states)
+        return state
+
+    script.alloc_state = alloc_state
+    with Together(engine) as together:
+        given = [together.add(p, 22, drafts=3) for p in prompts(4)]
+        together.step()
+        widths = []
+        for _ in range(6):
+            widths.append([s.drafted for _, s in together.step()])
+        assert widths[0] == [3, 3, 3, 3]  # nothing is known yet
+        assert widths[-1] == [1, 1, 0, 0]
+        drive(together)
+    assert [t.tokens for t in given] == [whole[:22] for whole in texts]
 
 
 def test_an_error_ends_the_texts_of_its_dispatch_only(made, monkeypatch):

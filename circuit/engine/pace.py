@@ -26,6 +26,7 @@ class Pace:
         )
         self.costs = RunningCosts(most) if levers.depth is Depth.COST else None
         self.worth = DraftWorth() if levers.depth is Depth.WORTH else None
+        self._together: dict[int, DraftWorth] = {}  # by how many texts step together
         self.rung = Rung()
         self._controller = CostController(levers.goal)
         self._present: int | None = None
@@ -63,6 +64,13 @@ class Pace:
     def verified(self, logprobs: Sequence[float]) -> int:
         """How many of a chain's drafts, which have these log-probabilities, to verify."""
         return len(logprobs) if self.worth is None else self.worth.depth(logprobs)
+
+    def worth_of(self, width: int) -> DraftWorth | None:
+        """The rule that weighs all drafts of `width` texts against each other; None: there is none.
+        """
+        if self.worth is None:
+            return None
+        return self._together.setdefault(width, DraftWorth())
 
     def record(self, drafts: int, accepted: int, tokens: int, seconds: float) -> None:
         """Counts a step that the head drafted, or that had no drafts."""

@@ -10,7 +10,7 @@ from typing import Any
 from circuit.engine.engine import Engine, Generation, Step
 from ir.errors import CircuitError
 from proposers.base import Drafts
-from proposers.rules.depth_cut import MOST_ROWS
+from proposers.rules.depth_cut import MOST_ROWS, worthwhile
 from proposers.rules.ladder import dispatch_cap
 from proposers.rules.verify_key import verify_batch_order
 
@@ -21,8 +21,9 @@ class Together:
     """Generations of one engine that take their steps together, at most `cap` of them at a time.
 
     Each text is the one that it would be alone. How many drafts a sequence has is a matter of how
-    many there are (the ladder, the gate, the rung), and of how sure the head is of them (the cut of
-    unlikely drafts, where the head measures). A text may join or be closed between any two steps.
+    many there are (the ladder, the gate, the rung), and of how sure the head is of them: those are
+    verified that are worth their rows, or a share of the likeliest. A text may join or be closed
+    between any two steps.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -96,11 +97,14 @@ class Together:
         """The next step of texts that are verified together."""
         began = time.perf_counter()
         try:
-            drafts = self._drafts(group)
+            drafts, verify = self._drafts(group), 0.0
             steps = []
             for part in self._dispatches(group, drafts):
                 wanted = [(g.lease, [g.tokens[-1], *drafts[g]]) for g in part]
-                for g, scored in zip(part, self.engine.target.rows_of(wanted), strict=True):
+                asked = time.perf_counter()
+                found = self.engine.target.rows_of(wanted)
+                verify += time.perf_counter() - asked
+                for g, scored in zip(part, found, strict=True):
                     steps.append((g, g.take(drafts[g], scored, len(group))))
         except BaseException:
             for generation in group:
@@ -109,7 +113,7 @@ class Together:
         spent = time.perf_counter() - began
         for generation, _ in steps:
             generation.settle(spent)
-        self._learn(len(group), steps, spent)
+        self._learn(steps, verify, spent)
         return steps
 
     def _dispatches(
@@ -149,28 +153,40 @@ class Together:
                     asking.setdefault(wanted, []).append(g)
             else:
                 g.drafting.proposed = None
-        cut = self.levers.cut_rule.applies(len(group), count)
         chances: dict[Generation, tuple[float, ...]] = {}
         for wanted, texts in asking.items():
-            for g, made in zip(texts, self._proposed(texts, wanted, cut), strict=True):
-                found[g], chances[g] = g.drafting.take(made), made.logprobs or ()
-        if cut:
-            whole = [g for g in chances if len(found[g]) == count]
-            kept = self.levers.cut_rule.retained([chances[g] for g in whole], count)
-            for g, most in zip(whole, kept, strict=True):
-                found[g] = found[g][:most]
+            for g, made in zip(texts, self._proposed(texts, wanted), strict=True):
+                found[g] = g.drafting.take(made)
+                chances[g] = (made.logprobs or ())[: len(found[g])]
+        whole = [g for g in chances if len(found[g]) == count]
+        for g, most in self._worthwhile(chances, whole, count, len(group)).items():
+            found[g] = found[g][:most]
         return found
 
-    def _proposed(
-        self, texts: Sequence[Generation], count: int, logprobs: bool
-    ) -> Iterator[Drafts]:
+    def _worthwhile(
+        self, chances: dict[Generation, tuple[float, ...]], whole: Sequence[Generation],
+        count: int, width: int,
+    ) -> dict[Generation, int]:  # fmt: skip
+        """Drafts to verify, of the texts that have a choice: by what a row is worth, or by share.
+
+        A head that does not tell how sure it is counts as certain where shares are cut.
+        """
+        worth = self.engine.pace.worth_of(width)
+        if worth is not None:
+            known = [g for g, logprobs in chances.items() if logprobs]
+            kept = worthwhile([chances[g] for g in known], worth)
+            return dict(zip(known, kept, strict=True))
+        if not (whole and self.levers.cut_rule.applies(width, count)):
+            return {}
+        kept = self.levers.cut_rule.retained([chances[g] for g in whole], count)
+        return dict(zip(whole, kept, strict=True))
+
+    def _proposed(self, texts: Sequence[Generation], count: int) -> Iterator[Drafts]:
         """The drafts of texts, by the widest batches that the head takes; none where it fails."""
         widest = self.engine.proposer.propose_batch_max() if self.levers.batch_bootstrap else 1
         for at in range(0, len(texts), widest):
             part = texts[at : at + widest]
-            requests = [
-                g.drafting.request(g.lease.rows, count, logprobs=logprobs) for g in part
-            ]
+            requests = [g.drafting.request(g.lease.rows, count, logprobs=True) for g in part]
             states = [g.drafting.state for g in part]
             made = None
             try:
@@ -188,11 +204,14 @@ class Together:
                     yield Drafts()
 
     def _learn(
-        self, width: int, steps: Sequence[tuple[Generation, Step]], seconds: float
+        self, steps: Sequence[tuple[Generation, Step]], verify: float, seconds: float
     ) -> None:
-        """Tells the pace what the step brought."""
-        pace = self.engine.pace
+        """Tells the pace what the step cost and brought."""
+        pace, width = self.engine.pace, len(steps)
         if pace is None:
             return
         drafted = [(s.drafted, s.accepted) for _, s in steps if s.drafted]
-        pace.observe(width, drafted, sum(len(s.tokens) for _, s in steps), seconds)
+        tokens = sum(len(s.tokens) for _, s in steps)
+        pace.observe(width, drafted, tokens, seconds)
+        if width > 1 and (worth := pace.worth_of(width)) is not None:
+            worth.record(sum(s.drafted for _, s in steps), tokens, verify, seconds)

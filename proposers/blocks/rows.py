@@ -18,7 +18,7 @@ def row_count(key: GraphKey) -> int:
 
 def sequence_count(key: GraphKey) -> int:
     """Sequences whose caches a program of `key` reads."""
-    return key.rows if key.mode in (Mode.BATCH, Mode.VERIFY_BATCH) else 1
+    return key.rows if key.mode is Mode.BATCH else 1
 
 
 def blocks_for(rows: int) -> int:

@@ -1,5 +1,5 @@
-"""D-Cut: which drafts of a batch are worth verifying, by the
-probability that their whole prefix holds.
+"""Which drafts of a batch to verify, by the chances that their whole prefixes hold: a share of them
+(D-Cut), or those that are worth their rows.
 """
 
 from __future__ import annotations
@@ -7,8 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from proposers.rules.errors import BadCutRatio
+from proposers.rules.worth import DraftWorth
 
 MOST_ROWS = 160  # of one batched verify
 _STEPS = (0.25, 0.5, 0.75, 1.0)
@@ -41,11 +43,7 @@ class DepthCut:
         """
         count = len(logprobs)
         rows = [lp if len(lp) == drafts else [0.0] * drafts for lp in logprobs]
-        worth = sorted(
-            (-math.fsum(row[:depth]), sequence, depth)
-            for sequence, row in enumerate(rows)
-            for depth in range(2, drafts + 1)
-        )
+        worth = [draft for draft in likeliest_drafts(rows) if draft[2] > 1]
         ratio = min(_STEPS, key=lambda step: (abs(step - self.ratio), -step))
         wanted = math.floor(count * (drafts - 1) * ratio + 0.5)
         budget = max(min(wanted, MOST_ROWS - 2 * count, count * (drafts - 1)), 0)
@@ -53,3 +51,30 @@ class DepthCut:
         for _, sequence, depth in worth[:budget]:
             kept[sequence] = max(kept[sequence], depth)
         return kept
+
+
+def likeliest_drafts(logprobs: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
+    """(minus the log of its prefix's chance, sequence, depth) of each draft, the likeliest first.
+
+    A draft is no likelier than the one before it, which comes first then: every start of the list
+    holds whole prefixes.
+    """
+    return sorted(
+        (-math.fsum(row[:depth]), sequence, depth)
+        for sequence, row in enumerate(logprobs)
+        for depth in range(1, len(row) + 1)
+    )
+
+
+def worthwhile(logprobs: Sequence[Sequence[float]], worth: DraftWorth) -> list[int]:
+    """Drafts kept of each sequence: as many of the likeliest of all as bring more than they cost.
+
+    They are weighed as one chain whose prefixes have the drafts' chances.
+    """
+    drafts = likeliest_drafts([[min(lp, 0.0) for lp in row] for row in logprobs])
+    logs = [0.0, *(-cost for cost, _, _ in drafts)]
+    count = worth.depth([new - old for old, new in pairwise(logs)])
+    kept = [0] * len(logprobs)
+    for _, sequence, depth in drafts[:count]:
+        kept[sequence] = depth
+    return kept
