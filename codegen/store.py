@@ -46,9 +46,12 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes `data` to `path`, whole or not at all: a temporary file, fsync, rename."""
-    with writing(path):
+def write_atomically(path: Path, data: bytes, told: Path | None = None) -> None:
+    """Writes `data` to `path`, whole or not at all: a temporary file, fsync, rename.
+
+    An error names `told`, where that says more to a person than `path`.
+    """
+    with writing(told or path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -95,5 +98,5 @@ class KernelStore:
     def put(self, digest: str, suffix: str, data: bytes) -> Path:
         """Keeps `data` as the file of `digest` and returns its path."""
         path = self.path(digest, suffix)
-        write_atomically(path, data)
+        write_atomically(path, data, told=self.root)
         return path

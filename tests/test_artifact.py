@@ -177,7 +177,7 @@ def rewritten(folder, change):
 
 def test_another_schema_is_refused_naming_both(copy):
     rewritten(copy, lambda r: r.update(schema=7))
-    with pytest.raises(SchemaMismatch, match="has schema 7, but this version reads schema 1"):
+    with pytest.raises(SchemaMismatch, match="has schema 7, but this version reads schema 2"):
         load_artifact(copy)
 
 

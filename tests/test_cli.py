@@ -316,7 +316,8 @@ def test_generate_says_what_it_did(artifact):
 def test_levers_are_given_by_name_and_by_file_and_never_change_the_text(artifact, tmp_path):
     base = ("generate", artifact, "--prompt", "hello", "--max-tokens", "24", "--ignore-eos")
     plain = result(*base)
-    assert "pace" not in plain and "shadow_topk" not in plain
+    assert list(plain["pace"]) == ["worth"] and "shadow_topk" not in plain
+    assert "pace" not in result(*base, "--no-draft")
     counted = plain["acceptance_by_width"]["1"]
     assert counted["steps"] == plain["steps"]
     assert counted["per_position"] == plain["accepted_per_position"]
@@ -328,7 +329,8 @@ def test_levers_are_given_by_name_and_by_file_and_never_change_the_text(artifact
     ):  # fmt: skip
         record = result(*base, *words)
         assert record["token_ids"] == plain["token_ids"]
-        assert ("pace" in record) is (file in words)
+        paced = ["gate", "costs"] if file in words else ["worth"]
+        assert list(record["pace"]) == paced
         assert ("shadow_topk" in record) is ("shadow_topk=2" in words)
     assert "draft_stop is '2'" in refusal(*base, "--lever", "draft_stop=2", code=1)
     said = run(*base, "--lever", "acceptance_log=on").stderr
@@ -361,7 +363,7 @@ def test_eager_generation_needs_the_same_checkpoint(models, tmp_path):
 def test_check_compares_every_program_and_sees_planted_faults(artifact):
     found = result("check", artifact)
     assert found["passed"] and found["problems"] == []
-    assert found["compared"]["programs"] == len(found["programs"]) == 6 + 10
+    assert found["compared"]["programs"] == len(found["programs"]) == 9 + 15
     assert found["compared"]["tokens"] >= 16 and found["compared"]["numbers"] > 10_000
     assert found["compared"]["equal_rows"] >= 2 * (32 + 2 + 3 + 4)
     assert all(all(seen.values()) and len(seen) == 2 for seen in found["faults"].values())

@@ -29,7 +29,7 @@ from ir.key import DECODE, GraphKey, Mode
 from proposers.base import DraftProposer, Drafts
 from proposers.config import StreamPoint
 from proposers.errors import BadRequest
-from proposers.levers import ModelLevers, TrimPolicy
+from proposers.levers import Depth, ModelLevers, TrimPolicy
 from proposers.lookup import Lookup
 from proposers.mtp_binding import make_mtp_head
 from proposers.mtp_program import CACHE
@@ -223,7 +223,11 @@ def test_drafts_do_not_change_sampled_text(target, sampling):
 
 
 def headed(target, **levers):
-    """An engine with a real head, in float64, over the same target."""
+    """An engine with a real head, in float64, over the same target.
+
+    Every draft is verified, unless a lever says otherwise, so that counts do not depend on time.
+    """
+    levers = {"depth": Depth.FIXED, **levers}
     model = checkpoints.make_model("llama", seed=3)
     config, tensors = loaded(model)
     tiny = heads.make_head()
