@@ -50,7 +50,7 @@ def attention(lowered: Lowered, schedule: TritonSchedule) -> Draft:
         "rows": d["m"], "group": per, "groups": d["g"], "heads": d["h"], "dims": d["d"],
         "dim_block": power(d["d"]), "dim_mask": f" & ({cut})" if cut else "", "chunk": CHUNK,
         "span": SPAN, "spans": spans, "context": context, "place": place,
-        "last": "top" if ancestors else last,
+        "last": "tip" if ancestors else last,
         "sequence": sequence,
         "sequences": d["s"], "width": d["t"], "blocks": d["b"], "queries": queries, "query": query,
         "joint": min(16, power(spans)), "cache": lowered.direct["cache"].name,
@@ -70,7 +70,7 @@ def attention(lowered: Lowered, schedule: TritonSchedule) -> Draft:
 def _ancestors(w: Holes, lowered: Lowered, last: str) -> list[tuple[str, str]]:
     """(place in the row's path, row of the cache) of the row and of each ancestor it may have.
 
-    Written as a walk up the parents that stays at the root; `top` becomes the row's own place.
+    Written as a walk up the parents that stays at the root; `tip` becomes the row's own place.
     """
     m, args = lowered.dims["m"], lowered.arguments
     places, inner = [], []
@@ -87,9 +87,9 @@ def _ancestors(w: Holes, lowered: Lowered, last: str) -> list[tuple[str, str]]:
             w.line(f"up{s + 1} = tl.where(inner{s}, {parent}, up{s})")
             inner.append(f"inner{s}.to(tl.int32)")
     w.line(f"depth = {' + '.join(inner) or '0'}")
-    w.line(f"top = tl.where({last} >= 0, row{m - 1} + depth, -1)")
+    w.line(f"tip = tl.where({last} >= 0, row{m - 1} + depth, -1)")
     for s in range(m):
-        w.line(f"place{s} = tl.where(depth >= {s}, top - {s}, -1)")
+        w.line(f"place{s} = tl.where(depth >= {s}, tip - {s}, -1)")
     return places
 
 
