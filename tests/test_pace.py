@@ -126,6 +126,9 @@ class SomeSteps:
 
     worth = None
 
+    def judge(self, *_):
+        pass
+
     measures = False
 
     def pinned(self, since_thinking):

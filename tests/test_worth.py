@@ -90,3 +90,25 @@ def test_it_gains_on_every_fixed_depth_where_confidence_is_true():
     worth = DraftWorth()
     fixed = [run(lambda _, k=k: k) for k in range(4)]
     assert run(worth.depth, worth.record) > 1.03 * max(fixed)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.5])
+def test_the_power_of_chances_is_learnt(power):
+    draw, worth = random.Random(3), DraftWorth()
+    for _ in range(20_000):
+        chain = [draw.uniform(0.02, 0.98) for _ in range(3)]
+        held = 0
+        while held < 3 and draw.random() < chain[held] ** power:
+            held += 1
+        worth.judge([math.log(p) for p in chain], 3, held)
+    assert worth.power == pytest.approx(power, abs=0.12)
+
+
+def test_only_drafts_that_were_compared_after_right_ones_are_judged():
+    worth = DraftWorth()
+    worth.judge([0.0, 0.0, -5.0], 2, 2)  # certain, and right: nothing to learn
+    assert worth.power == 1.0
+    worth.judge([-5.0, -0.1, -0.1], 3, 0)  # an unlikely draft fails; the rest says nothing
+    assert worth.power == pytest.approx(1.0 + 0.01 * math.exp(-5))
+    worth.judge([-5.0], 0, 0)
+    assert worth.power == pytest.approx(1.0 + 0.01 * math.exp(-5))

@@ -172,6 +172,8 @@ class Drafting:
                     log.info("ring: label %d holds %016x", label, hidden_fingerprint(hidden))
         if self.proposed:
             self._accepted = accepted
+            if self.ranks == 1:
+                self.pace.judge(self.proposed.logprobs or (), len(drafts), accepted)
         self.statistics.looked_up += bool(drafts) and not self.proposed
         if levers.shadow_topk and self.proposed:
             self._cover(self.proposed, emitted)

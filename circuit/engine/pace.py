@@ -65,12 +65,19 @@ class Pace:
         """How many of a chain's drafts, which have these log-probabilities, to verify."""
         return len(logprobs) if self.worth is None else self.worth.depth(logprobs)
 
+    def judge(self, logprobs: Sequence[float], verified: int, accepted: int) -> None:
+        """Takes in which of a chain's drafts held."""
+        if self.worth is not None:
+            self.worth.judge(logprobs, verified, accepted)
+
     def worth_of(self, width: int) -> DraftWorth | None:
         """The rule that weighs all drafts of `width` texts against each other; None: there is none.
         """
         if self.worth is None:
             return None
-        return self._together.setdefault(width, DraftWorth())
+        rule = self._together.setdefault(width, DraftWorth())
+        rule.power = self.worth.power  # of the head, whose chains are judged one text at a time too
+        return rule
 
     def record(self, drafts: int, accepted: int, tokens: int, seconds: float) -> None:
         """Counts a step that the head drafted, or that had no drafts."""
@@ -106,5 +113,6 @@ class Pace:
             found["worth"] = {
                 "milliseconds": {str(k): 1e3 * self.worth.cost(k) for k in self.worth.shares},
                 "tokens_per_second": self.worth.tokens / self.worth.seconds,
+                "power": self.worth.power,
             }
         return found
