@@ -97,6 +97,7 @@ CASES = {
     "embed": lambda t: (index(0, 96, 200), randn(97, 5, dtype=t)),
     "select_rows": lambda t: (randn(4, 5, dtype=t), index(3, 1)),
     "argmax": lambda t: (torch.tensor([[1.0, 3, 3, 2], [-1, -2, -1, -9]], dtype=t),),
+    "tile_mass": lambda t: (randn(2, 33, dtype=t),),
     "tile_argmax": lambda t: (torch.tensor([[1.0, 3, 3, 2, 9], [-1, -2, -1, -9, -7]], dtype=t),),
     "finish_argmax": lambda t: (
         torch.tensor([[1.0, 3, 3, 2], [-1, -2, -1, -9]], dtype=t),
@@ -110,9 +111,13 @@ CASES = {
         torch.tensor([[1.0, 3, 3, 2, 9], [-1, -2, -1, -9, -9]], dtype=t),
         index(1, 2, 4, 0, 2, 4).reshape(2, 3), index(4, 1, 0, 2).reshape(2, 2),
     ),
+    "log_chance": lambda t: (randn(2, 9, dtype=t), index(8, 9), randn(2)),
     "log_mass": lambda t: (randn(3, 9, dtype=t),),
     "log_share": lambda t: (randn(2, 9, dtype=t), index(0, 8, 9, 3).reshape(2, 2), randn(2)),
     "column": lambda t: (randn(3, 12, dtype=t),),
+    "mask_ids": lambda t: (
+        randn(2, 4, dtype=t), index(5, -(2**31), 9, -1).reshape(2, 2), index(0, 31, 33, 99)
+    ),
     "mask_logits": lambda t: (randn(2, 70, dtype=t), index(5, -(2**31), 9, -1).reshape(2, 2)),
     "take": lambda t: (index(0, 3, 1), index(10, 20, 30, 40)),
     "concat": lambda t: (randn(3, 4, dtype=t), randn(3, 3, dtype=t)),
@@ -126,7 +131,7 @@ CASES = {
 }
 ATTRIBUTES = {
     "split_heads": {"heads": 3}, "columns": {"start": 3, "stop": 9}, "lane": {"index": 1},
-    "advance": {"by": 2}, "norm_scale": {"offset": 1.0}, "tile_argmax": {"width": 2},
+    "advance": {"by": 2}, "norm_scale": {"offset": 1.0}, "tile_argmax": {"width": 2}, "tile_mass": {"width": 8},
     "finish_ranks": {"width": 2}, "column": {"index": 3},
 }  # fmt: skip
 
