@@ -104,19 +104,23 @@ CASES = {
         index(1, 2, 4, 2).reshape(2, 2),
     ),
     "next_rank": lambda t: (
-        torch.tensor([[1.0, 3, 3, 2], [-1, -2, -1, -9]], dtype=t), index(1, 0).reshape(2, 1)
+        torch.tensor([[1.0, 3, 3, 2], [-1, -2, -1, -9]], dtype=t),
+        index(1, 0).reshape(2, 1),
     ),
     "stood_up": lambda t: (index(-1, 0, 7),),
     "finish_ranks": lambda t: (
         torch.tensor([[1.0, 3, 3, 2, 9], [-1, -2, -1, -9, -9]], dtype=t),
-        index(1, 2, 4, 0, 2, 4).reshape(2, 3), index(4, 1, 0, 2).reshape(2, 2),
+        index(1, 2, 4, 0, 2, 4).reshape(2, 3),
+        index(4, 1, 0, 2).reshape(2, 2),
     ),
     "log_chance": lambda t: (randn(2, 9, dtype=t), index(8, 9), randn(2)),
     "log_mass": lambda t: (randn(3, 9, dtype=t),),
     "log_share": lambda t: (randn(2, 9, dtype=t), index(0, 8, 9, 3).reshape(2, 2), randn(2)),
     "column": lambda t: (randn(3, 12, dtype=t),),
     "mask_ids": lambda t: (
-        randn(2, 4, dtype=t), index(5, -(2**31), 9, -1).reshape(2, 2), index(0, 31, 33, 99)
+        randn(2, 4, dtype=t),
+        index(5, -(2**31), 9, -1).reshape(2, 2),
+        index(0, 31, 33, 99),
     ),
     "mask_logits": lambda t: (randn(2, 70, dtype=t), index(5, -(2**31), 9, -1).reshape(2, 2)),
     "take": lambda t: (index(0, 3, 1), index(10, 20, 30, 40)),
@@ -131,7 +135,8 @@ CASES = {
 }
 ATTRIBUTES = {
     "split_heads": {"heads": 3}, "columns": {"start": 3, "stop": 9}, "lane": {"index": 1},
-    "advance": {"by": 2}, "norm_scale": {"offset": 1.0}, "tile_argmax": {"width": 2}, "tile_mass": {"width": 8},
+    "advance": {"by": 2}, "norm_scale": {"offset": 1.0}, "tile_argmax": {"width": 2},
+    "tile_mass": {"width": 8},
     "finish_ranks": {"width": 2}, "column": {"index": 3},
 }  # fmt: skip
 
