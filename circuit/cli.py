@@ -14,9 +14,11 @@ from typing import Annotated
 import typer
 
 from circuit.report import Record, Screen, carry_out
+from circuit.usage import Commands
 
 app = typer.Typer(
     name="circuit",
+    cls=Commands,
     help="Compile a language model and its draft head to native code, and generate text with both.",
     add_completion=False,
     no_args_is_help=True,

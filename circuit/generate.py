@@ -28,6 +28,11 @@ class NoPrompt(UsageError):
     hint = "Give some text to --prompt, or write it to stdin with `--prompt -`."
 
 
+class NotText(UsageError):
+    says = "The prompt on stdin is not text: byte {index} begins no character of its encoding."
+    hint = "Write UTF-8 to stdin."
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
     """One generation as it was asked for; `drafts` 0 leaves the head out."""
@@ -68,7 +73,10 @@ def tree_asked(text: str) -> TreeShape | TreeGrowth | None:
 
 
 def _text(given: str) -> str:
-    text = sys.stdin.read() if given == STDIN else given
+    try:
+        text = sys.stdin.read() if given == STDIN else given
+    except UnicodeDecodeError as error:
+        raise NotText(index=error.start) from error
     if not text:
         raise NoPrompt()
     return text

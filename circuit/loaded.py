@@ -30,6 +30,11 @@ class NoRecipe(NotAnArtifact):
     says = "{path} was not written by `circuit compile`: {problem}"
 
 
+class RecycleCompiled(CircuitError):
+    says = "the head of this artifact was compiled to recycle its {built} hidden, not {asked}"
+    hint = "leave the lever recycle out, or generate with --eager"
+
+
 class OnlyCompiled(CircuitError):
     says = "the head of this artifact has no eager forward at hand"
     hint = "generate with --eager, which reads the checkpoint again"
@@ -122,6 +127,10 @@ def compiled_engine(
     """An engine over the compiled programs with room for `sequences` contexts, and the call that
     frees them.
     """
+    for head in loaded.recipe.heads if draft else ():
+        built, asked = head.contract.recycle, levers.resolve(head.contract).recycle
+        if asked is not built:
+            raise RecycleCompiled(built=built.value, asked=asked.value)
     runners, free_shared = loaded.runners(threads, sequences=sequences)
     modules: list[MtpHead] = []
     if draft:

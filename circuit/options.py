@@ -26,7 +26,15 @@ class BadOption(CircuitError):
 def cache_dir() -> Path:
     """The folder for downloads: $CIRCUIT_CACHE, else ~/.cache/circuit; it need not exist."""
     given = os.environ.get("CIRCUIT_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "circuit"
+    return at_home(given) if given else Path.home() / ".cache" / "circuit"
+
+
+def at_home(given: str | Path) -> Path:
+    """The path with a leading `~` replaced by the home that it names; as it is if it names none."""
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:  # no such user
+        return Path(given)
 
 
 def kernel_dir() -> Path:
@@ -36,7 +44,7 @@ def kernel_dir() -> Path:
 
 def compiler() -> str | None:
     """The C++ compiler that $CXX names, if it names one."""
-    return os.environ.get("CXX") or None
+    return os.environ.get("CXX", "").strip() or None
 
 
 def threads(given: int | None = None) -> int:
@@ -54,7 +62,7 @@ def threads(given: int | None = None) -> int:
 
 
 def _counted(name: str, given: str) -> int:
-    if not given.strip().isdigit() or not 1 <= int(given) <= 256:
+    if not given.strip().isdecimal() or not 1 <= int(given) <= 256:
         raise BadOption(
             name=name, given=given, problem="a number of threads from 1 to 256 is needed",
             advice="Leave it out to use every core at hand.",

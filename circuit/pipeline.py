@@ -63,7 +63,7 @@ class CompileRequest:
 def _widths(name: str, given: str, widest: int) -> tuple[int, ...]:
     """Rising widths of programs; BadOption if one cannot be read."""
     words = [word.strip() for word in given.split(",") if word.strip()]
-    wrong = [w for w in words if not w.isdigit() or not 2 <= int(w) <= widest]
+    wrong = [w for w in words if not w.isdecimal() or not 2 <= int(w) <= widest]
     if wrong:
         raise BadOption(
             name=name, given=given, problem=f"{wrong[0]} is not a width from 2 to {widest}",
@@ -75,7 +75,7 @@ def _widths(name: str, given: str, widest: int) -> tuple[int, ...]:
 def _archs(given: str) -> tuple[int, ...]:
     """Compute capabilities such as 80 and 90; BadOption if one cannot be read."""
     words = [word.strip().removeprefix("sm_") for word in given.split(",") if word.strip()]
-    wrong = [w for w in words if not w.isdigit() or int(w) < 80]
+    wrong = [w for w in words if not w.isdecimal() or int(w) < 80]
     if wrong:
         raise BadOption(
             name="--archs", given=given, problem=f"{wrong[0]} is not an architecture from sm_80 on",
@@ -149,7 +149,7 @@ def make_recipe(
             name="--context", given=context, problem=f"the model was made for {longest} tokens",
             advice="Give a smaller number, or leave it out.",
         )  # fmt: skip
-    path = Path(source).expanduser()
+    path = options.at_home(source)
     return Recipe(
         origin=Origin(
             source=request.model,

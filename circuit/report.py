@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import signal
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 from circuit.models.errors import NotAModel, PathMissing
 from circuit.options import BadOption
 from ir.errors import CircuitError
+from proposers.errors import LeverRefused
+from proposers.rules.errors import BadLadder, BadTreeShape
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -32,6 +35,11 @@ class NoSuchPath(UsageError):
     hint = "{hint}"
 
 
+USAGE_ERRORS = (
+    UsageError, BadOption, PathMissing, NotAModel, LeverRefused, BadLadder, BadTreeShape,
+)  # fmt: skip
+
+
 class Screen:
     """Where a command writes. With `as_json`, stdout is kept for the one object of its result."""
 
@@ -46,8 +54,7 @@ class Screen:
     def stream(self, text: str) -> None:
         """Prints a part of a text at once, without a line's end."""
         if not self.as_json:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            print(text, end="", flush=True)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Report]:
@@ -99,9 +106,13 @@ def carry_out(action: Callable[[Screen], Record], *, as_json: bool, debug: bool)
     )
     logging.captureWarnings(True)
     screen = Screen(as_json)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that it lacks is written by its number
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _terminable():
             record = action(screen)
+        if as_json:
+            print(json.dumps(record), flush=True)
     except KeyboardInterrupt:
         return _failed(
             screen, INTERRUPTED, "interrupted", "Interrupted; nothing is left half-written."
@@ -117,8 +128,6 @@ def carry_out(action: Callable[[Screen], Record], *, as_json: bool, debug: bool)
 
             traceback.print_exc()
         return _failed(screen, *_told(error))
-    if as_json:
-        print(json.dumps(record, ensure_ascii=False), flush=True)
     code = record.get("exit_code", OK)
     return code if isinstance(code, int) else FAILURE
 
@@ -145,7 +154,7 @@ def _told(error: Exception) -> tuple[int, str, str, str]:
     """Exit code, class, sentence and hint of an error."""
     kind = type(error).__name__
     if isinstance(error, CircuitError):
-        usage = isinstance(error, UsageError | BadOption | PathMissing | NotAModel)
+        usage = isinstance(error, USAGE_ERRORS)
         return USAGE if usage else FAILURE, kind, error.sentence, error.advice
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
@@ -162,9 +171,14 @@ def _failed(screen: Screen, code: int, kind: str, sentence: str, hint: str = "")
     if hint:
         print(f"  hint: {hint}", file=sys.stderr)
     if screen.as_json:
-        told = {"error": {"kind": kind, "says": sentence, "hint": hint}, "exit_code": code}
-        print(json.dumps(told, ensure_ascii=False), flush=True)
+        print(told_as_json(code, kind, sentence, hint), flush=True)
     return code
+
+
+def told_as_json(code: int, kind: str, sentence: str, hint: str) -> str:
+    """The object that a failed command prints, as one line."""
+    told = {"error": {"kind": kind, "says": sentence, "hint": hint}, "exit_code": code}
+    return json.dumps(told)
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from circuit.options import at_home
 from circuit.report import NoSuchPath, Record, Screen, UsageError
 
 DEMO = "demo"
@@ -46,7 +47,7 @@ def head_source(given: str | None) -> Path | None:
         if not DEMO_HEAD.is_file():
             raise NoDemoHead()
         return DEMO_HEAD
-    path = Path(given).expanduser()
+    path = at_home(given)
     if not path.exists():
         raise NoSuchPath(path=given, hint="Give the head's safetensors file, or `demo`.")
     return path

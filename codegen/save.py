@@ -42,7 +42,7 @@ def staging(out: Path) -> Iterator[Path]:
 
     An artifact that `out` already holds is replaced in the end, never changed in place.
     """
-    out = out.absolute()
+    out = out.resolve()  # a link stays, and what it leads to is replaced
     if out.exists() and not (out / MANIFEST).exists() and not _is_empty_folder(out):
         raise OutputOccupied(path=out)
     folder = out.parent / f".{out.name}.{os.getpid()}.new"

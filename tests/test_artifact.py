@@ -14,6 +14,7 @@ from tiny import VERIFY_2, binding, without
 
 from codegen import artifact as loading
 from codegen.artifact import (
+    MANIFEST,
     DeviceMismatch,
     FileChanged,
     NoSuchPart,
@@ -262,6 +263,17 @@ def test_an_artifact_is_replaced_only_by_a_whole_one(copy, store):
     build(copy, store, keys=(DECODE,))
     assert load_artifact(copy).part("target").keys == (DECODE,)
     assert os.listdir(copy.parent) == [copy.name]
+
+
+def test_a_link_stays_and_the_artifact_behind_it_is_replaced(tmp_path):
+    real, link = tmp_path / "real" / "art", tmp_path / "link"
+    real.mkdir(parents=True)
+    link.symlink_to(real)
+    for text in ("{}", "[]"):
+        with staging(link) as folder:
+            (folder / MANIFEST).write_text(text)
+        assert link.is_symlink() and (real / MANIFEST).read_text() == text
+    assert sorted(os.listdir(tmp_path)) == ["link", "real"] and os.listdir(real.parent) == ["art"]
 
 
 @pytest.mark.parametrize(("code", "error"), [(28, DiskFull), (13, CannotWrite)])

@@ -332,7 +332,9 @@ def test_levers_are_given_by_name_and_by_file_and_never_change_the_text(artifact
         paced = ["gate", "costs"] if file in words else ["worth"]
         assert list(record["pace"]) == paced
         assert ("shadow_topk" in record) is ("shadow_topk=2" in words)
-    assert "draft_stop is '2'" in refusal(*base, "--lever", "draft_stop=2", code=1)
+    assert "draft_stop is '2'" in refusal(*base, "--lever", "draft_stop=2", code=2)
+    fixed = refusal(*base, "--lever", "recycle=post_norm", code=1)
+    assert "compiled to recycle its pre_norm hidden" in fixed
     said = run(*base, "--lever", "acceptance_log=on").stderr
     assert "1 sequences:" in said and "tokens per step" in said
 
@@ -448,4 +450,4 @@ def test_trees_give_the_same_text_and_are_counted(artifact):
         assert found["token_ids"] == plain["token_ids"] and found["tree"] == tree
         assert found["branched_steps"] >= 0
     assert "tree" not in result(*words, "--tree", "off")
-    assert "is refused" in refusal(*words, "--tree", "5", code=1)
+    assert "is refused" in refusal(*words, "--tree", "5", code=2)

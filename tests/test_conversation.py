@@ -142,14 +142,19 @@ def test_a_turn_that_is_left_early_is_carried_on_from_where_it_stands(target, pl
     assert owners(engine, head) == (0, 0)
 
 
-def test_an_error_keeps_nothing(target, plain, monkeypatch):
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_step_that_is_cut_keeps_nothing(target, plain, monkeypatch, kind):
+    def cut(lease, ids):
+        lease.append(len(ids))  # rows are counted before they are computed
+        raise kind
+
     engine, _, head = headed(target)
     with Conversation(engine) as conversation:
         generation = conversation.turn(PROMPT, 20, drafts=3)
         steps = iter(generation)
         next(steps)
-        monkeypatch.setattr(engine.target, "rows", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        monkeypatch.setattr(engine.target, "rows", cut)
+        with pytest.raises(kind):
             next(steps)
         monkeypatch.undo()
         assert owners(engine, head) == (0, 0)

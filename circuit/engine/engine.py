@@ -184,8 +184,10 @@ class Generation:
                     yield from self._timed(self._step, "seconds")
             else:
                 self.statistics.finish = Finish.LENGTH
-        except Exception:
-            self._keeper = None  # rows of a step that failed are not for another turn
+        except GeneratorExit:  # the reader leaves between two steps: what is held is whole
+            raise
+        except BaseException:
+            self._keeper = None  # rows of a step that failed or was cut are not for another turn
             raise
         finally:
             self._free()

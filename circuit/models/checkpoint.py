@@ -26,6 +26,7 @@ from circuit.models.safetensors_file import read_json
 from circuit.models.stored import MappedFile, StoredTensor
 from circuit.models.tokenizer import Tokenizer
 from circuit.models.tokenizer_gguf import tokenizer_from_gguf
+from circuit.options import at_home
 
 if TYPE_CHECKING:
     from circuit.models.weights import Weights
@@ -100,7 +101,7 @@ def load_target(
     `values` reads every weight once and refuses NaN and infinities; `progress(done, total)` follows
     that in bytes. Raises a CheckpointError that names what is wrong; nothing is written.
     """
-    path = Path(source).expanduser()
+    path = at_home(source)
     try:
         checkpoint = _read(path, str(source))
         if values:
