@@ -131,7 +131,8 @@ def test_a_tied_embedding_is_one_weight_for_both_uses():
 def test_every_step_of_a_chain_reads_the_same_merged_weights():
     whole = run_pipeline(head_graph(GraphKey.parse("CHAIN_3")), CPU)
     assert len([s for s in whole.slots.values() if s.merged]) == 2
-    assert list(whole.outputs) == ["tokens.0", "tokens.1", "tokens.2", "hidden"]
+    steps = [f"{name}.{index}" for index in range(3) for name in ("tokens", "logprobs")]
+    assert list(whole.outputs) == [*steps, "hidden"]
 
 
 def test_anchors_and_state_writes_are_never_computed_twice():
