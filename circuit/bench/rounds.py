@@ -39,12 +39,16 @@ class Timing:
     runs: int
 
 
-def timed(contenders: Sequence[Contender], runs: int, report: Report) -> list[Timing]:
+def timed(
+    contenders: Sequence[Contender], runs: int, report: Report,
+    each_round: Callable[[], object] = lambda: None,
+) -> list[Timing]:  # fmt: skip
     """The timing of each contender, in the order given.
 
     Each is called `WARM_UP` times first, outside the clock. A round calls every contender twice in
     a row and times the second call, so that each starts from its own caches; what takes longer than
-    `LONG` brings its own and is called once. Odd rounds go backwards.
+    `LONG` brings its own and is called once. Odd rounds go backwards. `each_round` is called at the
+    beginning of each, for what is measured beside the contenders.
     """
     long: set[int] = set()
     for done, contender in enumerate(contenders):
@@ -60,6 +64,7 @@ def timed(contenders: Sequence[Contender], runs: int, report: Report) -> list[Ti
     order = list(taken)
     for done in range(runs):
         report("rounds", done, runs)
+        each_round()
         for index in order if done % 2 == 0 else reversed(order):
             time.sleep(SETTLE)
             if index not in long:
