@@ -229,7 +229,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(file.read_bytes())
         schema, digest = record["schema"], record["digest"]
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise NotAnArtifact(path=path, problem=f"{MANIFEST} cannot be read") from problem
     if schema != SCHEMA:
         raise SchemaMismatch(path=path, seen=schema, expected=SCHEMA)

@@ -107,7 +107,7 @@ def _from_file(path: Path) -> Iterator[HeadWeights]:
     config = read_record(HeadConfig, _json(path, metadata, "config"), path)
     recipe = _json(path, metadata, "recipe") if "recipe" in metadata else {}
     count = metadata.get("modules", "1")
-    if not count.isdigit() or not 1 <= int(count) <= 16:
+    if not count.isdecimal() or not 1 <= int(count) <= 16:
         raise HeadRefused(path=path, problem=f"its metadata says {count!r} modules")
     ids = tensors.pop(DRAFT_IDS, None)
     taken: set[str] = set()

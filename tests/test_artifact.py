@@ -235,7 +235,10 @@ def test_a_changed_weight_is_seen_when_verifying(copy):
         load_artifact(copy)
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", "[1]", "not json", '{"schema": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{}", "[1]", "not json", '{"schema": 1}', pytest.param("[" * 99999, id="deep")],
+)
 def test_what_is_no_artifact_is_refused(tmp_path, text):
     if text is not None:
         (tmp_path / "manifest.json").write_text(text)

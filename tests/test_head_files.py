@@ -137,6 +137,7 @@ def test_a_truncated_file(file):
     ("contract", "[", "its metadata has no readable contract"),
     ("config", "[]", "its config is not a JSON object"),
     ("modules", "zero", "its metadata says 'zero' modules"),
+    ("modules", "²", "its metadata says '²' modules"),
     ("format", "other/2", f"its metadata names format other/2, not {FORMAT}"),
 ])  # fmt: skip
 def test_metadata_that_cannot_be_read(file, name, value, said):
