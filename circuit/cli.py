@@ -93,7 +93,7 @@ def train(
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     draft_vocab: Annotated[
         int, typer.Option("--draft-vocab", min=16, help="Ids that the head scores.")
-    ] = 16384,
+    ] = 8192,
     batch_rows: Annotated[
         int, typer.Option("--batch-rows", min=1, help="Tokens of answers in one update.")
     ] = 4096,
@@ -103,7 +103,7 @@ def train(
     ] = 3072,
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", min=0.0, help="Of the head's matrices.")
-    ] = 7e-4,
+    ] = 1e-3,
     keep_out: Annotated[
         Path | None,
         typer.Option("--keep-out", help="JSON list of prompts that no text may begin with."),

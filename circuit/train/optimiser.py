@@ -14,12 +14,15 @@ ADAM = (0.9, 0.95)
 
 @dataclass(frozen=True)
 class Rates:
-    """Learning rates of matrices and of vectors, and the memory of momentum and of the average."""
+    """Learning rates of matrices and of vectors, the memory of momentum and of the average, and the
+    share of a matrix that an update of full rate 1 would take away.
+    """
 
-    matrices: float = 7e-4
+    matrices: float = 1e-3
     vectors: float = 1e-3
     momentum: float = 0.95
     average: float = 0.99
+    decay: float = 0.05
 
 
 def orthogonal(update: torch.Tensor, steps: int = 5) -> torch.Tensor:
@@ -76,6 +79,7 @@ class Optimiser:
         """
         momentum = self.first[name].lerp_(gradient, 1 - self.rates.momentum)
         direction = orthogonal(gradient.lerp(momentum, self.rates.momentum))
+        weight.mul_(1 - share * self.rates.matrices * self.rates.decay)
         weight.sub_(direction, alpha=share * self.rates.matrices * 0.2 * max(weight.shape) ** 0.5)
 
     def _adam(self, name: str, weight: torch.Tensor, gradient: torch.Tensor, share: float) -> None:
