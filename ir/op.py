@@ -33,10 +33,14 @@ REGISTRY: dict[str, Op] = {}
 
 @dataclass(frozen=True)
 class Split:
-    """Two ops that do one: `finish(x, partial(x, width=...))` equals the op on `x`."""
+    """Two ops that do one: `finish(x, partial(x, width=...))` is the op on `x`.
+
+    `exact`: to the byte. Otherwise the two halves define the numbers.
+    """
 
     partial: Op
     finish: Op
+    exact: bool = True
 
 
 @dataclass(frozen=True)

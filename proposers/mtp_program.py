@@ -26,7 +26,6 @@ from ir.ops import (
     rms_norm,
     stood_up,
     take,
-    tile_mass,
     zero_at,
 )
 from ir.tensor import Format
@@ -112,7 +111,7 @@ def mtp_program(
     def best(scope: Scope, logits: Any) -> tuple[Any, Any]:
         """The target id of the largest logit of each row, and its log-probability."""
         first = argmax(allowed(scope, logits))
-        chance = log_chance(logits, first, log_mass(tile_mass(logits)))
+        chance = log_chance(logits, first, log_mass(logits))
         return target_ids(scope, first), chance
 
     def chosen(scope: Scope, logits: Any, index: int) -> Any:
@@ -127,7 +126,7 @@ def mtp_program(
             columns = next_rank(logits, columns)
         ranks = target_ids(scope, columns)
         scope.output(f"ranks.{index}", ranks)
-        scope.output(f"logprobs.{index}", log_share(logits, columns, log_mass(tile_mass(logits))))
+        scope.output(f"logprobs.{index}", log_share(logits, columns, log_mass(logits)))
         return column(ranks, index=0)
 
     def program(scope: Scope) -> None:

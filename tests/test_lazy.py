@@ -113,6 +113,7 @@ CASES = {
         index(1, 2, 4, 0, 2, 4).reshape(2, 3),
         index(4, 1, 0, 2).reshape(2, 2),
     ),
+    "finish_mass": lambda t: (randn(2, 9, dtype=t), randn(2, 5)),
     "log_chance": lambda t: (randn(2, 9, dtype=t), index(8, 9), randn(2)),
     "log_mass": lambda t: (randn(3, 9, dtype=t),),
     "log_share": lambda t: (randn(2, 9, dtype=t), index(0, 8, 9, 3).reshape(2, 2), randn(2)),

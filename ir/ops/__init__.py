@@ -5,6 +5,7 @@ from ir.ops.attention import attention, kv_write, slot_at, tree_attention
 from ir.ops.choose import (
     argmax,
     finish_argmax,
+    finish_mass,
     finish_ranks,
     log_chance,
     log_mass,
@@ -33,9 +34,9 @@ from ir.ops.shape import (
 
 __all__ = [
     "add", "add_bias", "advance", "argmax", "attention", "column", "columns", "concat",
-    "embed", "finish_argmax", "finish_ranks", "inverse_rms", "kv_write", "lane", "linear",
-    "log_chance", "log_mass", "log_share", "mask_ids", "mask_logits", "merge_heads",
-    "next_rank", "norm_scale", "rms_norm", "rope", "select_rows", "sigmoid_gate",
-    "silu_mul", "slot_at", "split_heads", "stood_up", "take", "tile_argmax", "tile_mass",
-    "tree_attention", "zero_at",
+    "embed", "finish_argmax", "finish_mass", "finish_ranks", "inverse_rms", "kv_write",
+    "lane", "linear", "log_chance", "log_mass", "log_share", "mask_ids", "mask_logits",
+    "merge_heads", "next_rank", "norm_scale", "rms_norm", "rope", "select_rows",
+    "sigmoid_gate", "silu_mul", "slot_at", "split_heads", "stood_up", "take", "tile_argmax",
+    "tile_mass", "tree_attention", "zero_at",
 ]  # fmt: skip

@@ -123,12 +123,23 @@ def tile_mass(logits, *, width=128):
     return top[..., 0] + torch.log(torch.exp(tiles - top).sum(-1))
 
 
-@row("logits[m,v] -> [m]")
-def log_mass(logits):
+def _log_sum(x):
     """The logarithm of the sum of the exponentials of each row."""
-    x = wide(logits)
+    x = wide(x)
     top = x.amax(-1, keepdim=True)
     return top[..., 0] + torch.log(torch.exp(x - top).sum(-1))
+
+
+@row("logits[m,v] masses[m,c] -> [m]")
+def finish_mass(logits, masses):
+    """The log-mass of each row from those of its tiles: after `tile_mass` this is `log_mass`."""
+    return _log_sum(masses)
+
+
+@row("logits[m,v] -> [m]", split=Split(tile_mass, finish_mass, exact=False))
+def log_mass(logits):
+    """The logarithm of the sum of the exponentials of each row."""
+    return _log_sum(logits)
 
 
 @pointwise("logits[m,v] ranks[m,k] mass[m] -> [m,k]")

@@ -52,7 +52,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("infer", infer.run, Level.TYPED),
     Pass("pack", pack.run, Level.TYPED, Keeps.ROUNDS),
     Pass("merge", merge.run, Level.TYPED, Keeps.SUMS),
-    Pass("split", split.run, Level.TYPED),
+    Pass("split", split.run, Level.TYPED, Keeps.SUMS),
     Pass("fuse", fuse.run, Level.FUSED),
     Pass("order", order.run, Level.ORDERED),
 )

@@ -26,14 +26,16 @@ def run(graph: Graph, facts: Facts, fuel: Fuel) -> Graph:
         if type_of(node.args[0]).shape[-1] > width and fuel.spend(node, "splits"):
             attributes = {pair.partial.facets.tile: width}
             value = node.args[0]
-            if value not in tiled:  # several choices between the same candidates
-                tiled[value] = insert(graph, node, pair.partial, (value,), attributes, like=node)
-            partial = tiled[value]
+            place = value, pair.partial
+            if place not in tiled:  # several choices between the same candidates
+                tiled[place] = insert(graph, node, pair.partial, (value,), attributes, like=node)
+            partial = tiled[place]
             known = pair.finish.defaults
             kept = {n: v for n, v in {**node.kwargs, **attributes}.items() if n in known}
             given = (value, partial, *node.args[1:])
             finish = insert(graph, node, pair.finish, given, kept, like=node)
-            partial.meta["numerics"] = finish.meta["numerics"] = Numerics.EXACT
+            numerics = Numerics.EXACT if pair.exact else Numerics.REFERENCE
+            partial.meta["numerics"] = finish.meta["numerics"] = numerics
             node.replace_all_uses_with(finish)
             graph.fx.erase_node(node)
     return graph
