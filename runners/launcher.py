@@ -17,7 +17,7 @@ from codegen.artifact import Part
 from codegen.plan import Buffer, Plan, Space
 from ir.errors import CircuitError
 from ir.format import TensorType
-from ir.key import GraphKey
+from ir.key import GraphKey, Mode
 from runners.base import DraftRunner, Outputs
 from runners.device_memory import DeviceState, StagedInputs, as_tensor, shaped
 from runners.errors import InputMismatch
@@ -147,13 +147,14 @@ class TritonRunner(DraftRunner):
         wide = output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
         return wide.cpu().numpy().copy()
 
-    def run_chain(self, steps: int, **inputs: Any) -> tuple[list[int], Any]:
-        """The target ids of `steps` drafts and the last recycled hidden; the host waits once."""
-        from ir.key import Mode
-
+    def run_chain(self, steps: int, **inputs: Any) -> tuple[list[int], list[float], Any]:
+        """The target ids of `steps` drafts made in one call, their log-probabilities, and the last
+        recycled hidden [1, n]; the host waits once.
+        """
         out = self.step(GraphKey(Mode.CHAIN, steps), **inputs)
-        tokens = torch.cat([out[f"tokens.{index}"] for index in range(steps)])
-        return tokens.tolist(), out["hidden"]
+        names = [f"{name}.{index}" for name in ("tokens", "logprobs") for index in range(steps)]
+        made = torch.cat([out[name].double() for name in names]).tolist()  # f64 holds every id
+        return [int(token) for token in made[:steps]], made[steps:], out["hidden"]
 
     def _run(self, key: GraphKey, inputs: dict[str, Any]) -> Outputs:
         program = self.resolve(key)

@@ -29,6 +29,7 @@ from proposers.options import DraftOptions, head_keys
 from proposers.weights import HeadWeights, expected_shapes
 from runners.eager import EagerRunner
 from runners.launcher import TritonRunner, interpreting
+from runners.rows import Lane, index_inputs
 
 CONTEXT, SEED = 64, 3
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 97}
@@ -175,6 +176,27 @@ def test_verify_rows_are_the_bytes_of_decode(tmp_path: Path) -> None:
                         assert np.array_equal(seen.outputs[output][i], singly[i].outputs[output][0])
                     for state, stored in seen.stored.items():
                         assert np.array_equal(stored[:, :, i], singly[i].stored[state][:, :, 0])
+
+
+def test_a_chain_read_at_once_is_its_outputs(tmp_path: Path) -> None:
+    device()
+    _, head = bindings(Format.F32, Format.F32)
+    key = GraphKey(Mode.CHAIN, 2)
+    part = compiled(tmp_path, Format.F32, {"draft": head}, {key}).part("draft")
+    with TritonRunner(part) as runner, runner.pool.lease() as lease:
+        first = lease.append(2)
+        given = {
+            "ids": np.array([5], np.int32), "hidden": script(part, 64).hiddens[:1],
+            **index_inputs(runner, key, [Lane(lease, first, 1)]),
+        }  # fmt: skip
+        tokens, logprobs, hidden = runner.run_chain(2, **given)
+        last = runner.read(hidden)
+        out = runner.step(key, **given)
+        for index in range(2):
+            assert tokens[index] == runner.read(out[f"tokens.{index}"])[0]
+            assert logprobs[index] == runner.read(out[f"logprobs.{index}"])[0]
+        assert all(type(token) is int for token in tokens)
+        assert np.array_equal(last, runner.read(out["hidden"]))
 
 
 @pytest.mark.skipif(interpreting(), reason="no CUDA device: nothing to refuse is different there")
