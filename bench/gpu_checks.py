@@ -25,7 +25,7 @@ def inputs(
     """A step of `key` after `held` rows of each sequence, random ids and hiddens."""
     random = np.random.default_rng(key.rows)
     types, many = runner.inputs(key), key.mode is Mode.BATCH
-    live = 1 if key.mode is Mode.CHAIN else key.rows
+    live = 1 if key.goes_on else key.rows
     first = 0 if key.mode is Mode.PREFILL else held
     vocab = 97 if held < HELD else 40000
     rows = [

@@ -39,30 +39,24 @@ def argmax(logits):
     return torch.where(logits == best, index, count).amin(-1).to(torch.int32)
 
 
-@pointwise("logits[m,v] bitmask[m,w] -> [m,v]")
-def mask_logits(logits, bitmask):
-    """Logits with -inf where bit `id % 32` of word `id // 32` is clear or the word is missing.
-
-    `bitmask` is i32 [m, w], bit set = allowed; bits beyond the vocabulary have no effect.
-    """
-    index = column_index(logits)
-    word = torch.take_along_dim(
-        bitmask, (index // 32).clamp(max=bitmask.shape[-1] - 1).long()[None, :], dim=-1
-    )
-    allowed = ((word >> (index % 32)) & 1 == 1) & (index // 32 < bitmask.shape[-1])
-    return torch.where(allowed, logits, -torch.inf)
-
-
 @pointwise("logits[m,v] bitmask[m,w] ids[v] -> [m,v]")
 def mask_ids(logits, bitmask, ids):
-    """Logits with -inf where the bit of the column's id is clear: `mask_logits` for columns that
-    stand for `ids`.
+    """Logits with -inf where bit `id % 32` of word `id // 32` of the column's id is clear or the
+    word is missing.
+
+    `bitmask` is i32 [m, w], bit set = allowed; bits beyond the vocabulary have no effect.
     """
     word = torch.take_along_dim(
         bitmask, (ids // 32).clamp(max=bitmask.shape[-1] - 1).long()[None, :], dim=-1
     )
     allowed = ((word >> (ids % 32)) & 1 == 1) & (ids // 32 < bitmask.shape[-1])
     return torch.where(allowed, logits, -torch.inf)
+
+
+@pointwise("logits[m,v] bitmask[m,w] -> [m,v]")
+def mask_logits(logits, bitmask):
+    """Logits with -inf where the bit of the column is clear: `mask_ids` of columns that are ids."""
+    return mask_ids.body(logits, bitmask, column_index(logits))
 
 
 def _below(x, index, edge, last):
