@@ -7,6 +7,7 @@ from pathlib import Path
 
 import heads
 import numpy as np
+import pytest
 import torch
 from native import native_runners
 
@@ -133,3 +134,23 @@ def exact_drafts(rows: list[Rows], token: int, hidden, position: int, count: int
         token, hidden = tiny.best(final[-1]), x[-1].numpy()
         drafts.append(token)
     return Exact(tuple(drafts), added, min(margins, default=np.inf))
+
+
+@pytest.fixture(scope="module")
+def runners(tmp_path_factory, kernel_folder):
+    """A compiled runner of each tiny head."""
+    made = compiled(tmp_path_factory.mktemp("heads"), kernel_folder)
+    yield made
+    for runner in made:
+        runner.close()
+
+
+@pytest.fixture(params=["eager", "compiled"])
+def side(request, runners):
+    """A single head, interpreted or compiled; nothing of it is left over."""
+    made = Side(True)
+    if request.param == "compiled":
+        made.install(runners[:1])
+    yield made
+    assert made.owners == 0
+    made.install(None)

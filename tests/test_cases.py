@@ -12,6 +12,7 @@ import kit
 import numpy as np
 import pytest
 import torch
+from kit import runners, side
 from native import native_runners
 from test_engine import CONTEXT, PROMPT, headed, plain, target
 from test_proposers import proposer, rows
@@ -31,27 +32,7 @@ from proposers.options import DraftOptions, head_keys
 from runners.eager import EagerRunner
 from runners.rows import Lane, index_inputs
 
-__all__ = ["plain", "target"]  # fixtures
-
-
-@pytest.fixture(scope="module")
-def runners(tmp_path_factory, kernel_folder):
-    """A compiled runner of each tiny head."""
-    made = kit.compiled(tmp_path_factory.mktemp("heads"), kernel_folder)
-    yield made
-    for runner in made:
-        runner.close()
-
-
-@pytest.fixture(params=["eager", "compiled"])
-def side(request, runners):
-    """A single head, interpreted or compiled; nothing of it is left over."""
-    made = kit.Side(True)
-    if request.param == "compiled":
-        made.install(runners[:1])
-    yield made
-    assert made.owners == 0
-    made.install(None)
+__all__ = ["plain", "runners", "side", "target"]  # fixtures
 
 
 # Context, rows and positions

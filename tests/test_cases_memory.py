@@ -11,6 +11,7 @@ import kit
 import numpy as np
 import pytest
 import torch
+from kit import runners, side
 from test_engine import CONTEXT, PROMPT, Script, headed, plain, run, scripted, target
 from test_proposers import OPTIONS, oracle_runner, rows
 from test_target import loaded
@@ -26,27 +27,7 @@ from proposers.levers import ModelLevers, TrimPolicy
 from proposers.mtp_binding import bind_head
 from runners.rows import Lane, index_inputs
 
-__all__ = ["plain", "target"]  # fixtures
-
-
-@pytest.fixture(scope="module")
-def runners(tmp_path_factory, kernel_folder):
-    """A compiled runner of each tiny head."""
-    made = kit.compiled(tmp_path_factory.mktemp("heads"), kernel_folder)
-    yield made
-    for runner in made:
-        runner.close()
-
-
-@pytest.fixture(params=["eager", "compiled"])
-def side(request, runners):
-    """A single head, interpreted or compiled; nothing of it is left over."""
-    made = kit.Side(True)
-    if request.param == "compiled":
-        made.install(runners[:1])
-    yield made
-    assert made.owners == 0
-    made.install(None)
+__all__ = ["plain", "runners", "side", "target"]  # fixtures
 
 
 # Captured and reused memory

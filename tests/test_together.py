@@ -195,10 +195,8 @@ def scripted(made, rights, count=4):
     return Several([], rights), texts
 
 
-def test_counts_by_width_and_a_propose_that_fails(made, caplog):
-    script, texts = scripted(made, [[True, True, False]])
-    script.levers = ModelLevers(depth_cut=False)
-    engine = Engine(made[0], script)
+def texts_in_order(script, texts):
+    """Each state that `script` allocates is of the next text."""
     states = iter(texts)
 
     def alloc_state():
@@ -207,6 +205,13 @@ def test_counts_by_width_and_a_propose_that_fails(made, caplog):
         return state
 
     script.alloc_state = alloc_state
+
+
+def test_counts_by_width_and_a_propose_that_fails(made, caplog):
+    script, texts = scripted(made, [[True, True, False]])
+    script.levers = ModelLevers(depth_cut=False)
+    engine = Engine(made[0], script)
+    texts_in_order(script, texts)
     with Together(engine) as together:
         made_texts = [together.add(p, 22, drafts=3) for p in prompts(4)]
         for _ in range(3):
@@ -244,14 +249,8 @@ def test_drafts_of_all_texts_are_verified_as_far_as_they_are_worth_their_rows(ma
         return Drafts(made_drafts.tokens, (first, -2.0, -2.0)[: len(made_drafts.tokens)])
 
     monkeypatch.setattr(engine.target, "rows_of", timed)
-    script.propose, states = sure_of_some, iter(texts)
-
-    def alloc_state():
-        state = Script([], []).alloc_state()
-        state.text = next(states)
-        return state
-
-    script.alloc_state = alloc_state
+    script.propose = sure_of_some
+    texts_in_order(script, texts)
     with Together(engine) as together:
         given = [together.add(p, 22, drafts=3) for p in prompts(4)]
         together.step()

@@ -7,6 +7,7 @@ import heads
 import kit
 import numpy as np
 import pytest
+from kit import runners
 from test_proposers import rows
 
 from proposers.base import ProposeRequest
@@ -16,14 +17,7 @@ from proposers.masks import allowed_columns, masks_of, words_of
 from proposers.state import ProposerState
 from runners.errors import CacheFull
 
-
-@pytest.fixture(scope="module")
-def runners(tmp_path_factory, kernel_folder):
-    """A compiled runner of each tiny head."""
-    made = kit.compiled(tmp_path_factory.mktemp("heads"), kernel_folder)
-    yield made
-    for runner in made:
-        runner.close()
+__all__ = ["runners"]  # fixtures
 
 
 @pytest.fixture(params=["single", "modules"])
