@@ -18,6 +18,7 @@ from proposers.levers import Depth, ModelLevers, TrimPolicy
 from proposers.mtp_program import CACHE
 from proposers.rules.cost import Goal
 from proposers.rules.gate import WINDOW, GateMode, Way
+from proposers.rules.ladder import Ladder
 
 __all__ = ["plain", "target"]  # fixtures
 
@@ -258,3 +259,10 @@ def test_depth_fixed_verifies_them_all(target, plain):
     generation = run(engine, 31, drafts=3)
     assert generation.tokens == plain[:31] and engine.pace.worth is None
     assert generation.statistics.drafted == [15, 14, 14]  # the last step had room for one
+
+
+def test_a_chosen_ladder_or_a_static_rung_keeps_the_depth():
+    """Twelve sequences try two drafts only where nobody chose how many they have."""
+    chosen = ({}, {"static_rung": True}, {"ladder": Ladder.parse("16:1")})
+    depths = [Pace(ModelLevers(**levers), 3).drafts(3, 9, 12) for levers in chosen]
+    assert depths == [2, 1, 1]

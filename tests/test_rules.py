@@ -114,6 +114,17 @@ def test_rung_acts_on_batches_of_nine_to_sixteen_and_probes():
     assert not Rung(1, 0.5, 0.5, 0.5, 0.5, 2047).probes()
 
 
+def test_averages_of_acceptance_begin_with_the_first_sample():
+    """A new sample has half the weight in the fast average, 0.15 in the slow one."""
+    one = Rung().observed(1, 0.4, 0.4)
+    assert (one.fast_p1, one.slow_p1, one.accepted) == (0.4, 0.4, None)
+    two = one.observed(2, 0.8, 1.0)
+    assert (two.fast_p1, two.slow_p1) == pytest.approx((0.6, 0.46)) and two.accepted == 1.0
+    three = two.observed(2, 0.8, 0.5)
+    assert (three.fast_p1, three.slow_p1) == pytest.approx((0.7, 0.511))
+    assert three.accepted == 0.75 and three.flush_p1 == three.slow_p1
+
+
 @pytest.mark.parametrize(
     "text, spine, width, chain, shape_id",
     [("1,2", 2, 4, False, 0x12), ("1,2,2,2", 4, 8, False, 0x1222), ("1,1", 2, 3, True, 0x11)],
@@ -169,16 +180,31 @@ def test_canonical_rule_by_width():
     assert CanonicalRule(min_width=0).applies(1) and not CanonicalRule(enabled=False).applies(99)
 
 
-def test_canonical_keys_collapse():
-    slots = list(range(8))
+def test_266_keys_of_eight_sequences_collapse_to_three():
+    """Every way to lay depths shaped (5, 2, 1), (4, 4) and (6, 2) onto eight slots."""
+    shapes = ([2] * 5 + [3] * 2 + [4], [2] * 4 + [4] * 4, [3] * 6 + [4] * 2)
+    batches = [{*itertools.permutations(shape)} for shape in shapes]
+    assert [len(batch) for batch in batches] == [168, 70, 28]
     own, canonical = set(), set()
-    for depths in itertools.product((2, 3, 4), repeat=8):
-        if sorted(depths) in ([2] * 4 + [3] * 2 + [4] * 2, [2] * 2 + [3] * 2 + [4] * 4, [3] * 8):
-            for keys, flag in ((own, False), (canonical, True)):
-                order, ks = verify_batch_order(slots, depths, flag)
-                pairs = [(slots[i], k) for i, k in zip(order, ks, strict=True)]
-                keys.add(verify_graph_key(pairs, null_steps=False, write_on_accept=False))
-    assert len(canonical) == 3 < len(own)
+    for depths in itertools.chain(*batches):
+        for keys, flag in ((own, False), (canonical, True)):
+            order, ks = verify_batch_order(range(8), depths, flag)
+            keys.add(verify_graph_key(list(zip(order, ks)), null_steps=False, write_on_accept=True))
+    assert (len(own), len(canonical)) == (266, 3)
+
+
+@given(st.data())
+def test_a_canonical_key_is_of_the_slots_and_the_depths_whoever_has_them(data):
+    pairs = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(2, 4)), min_size=1,
+                               max_size=8, unique_by=lambda pair: pair[0]))  # fmt: skip
+    keys = set()
+    for _ in range(3):
+        slots = data.draw(st.permutations([slot for slot, _ in pairs]))
+        depths = data.draw(st.permutations([depth for _, depth in pairs]))
+        order, ks = verify_batch_order(slots, depths, True)
+        laid = [(slots[i], k) for i, k in zip(order, ks)]
+        keys.add(verify_graph_key(laid, null_steps=False, write_on_accept=False))
+    assert len(keys) == 1
 
 
 BATCHES = st.lists(st.integers(2, 4), min_size=1, max_size=8).flatmap(

@@ -1,5 +1,7 @@
 """Texts that step together are the texts alone, whoever comes and goes; counts are exact."""
 
+from types import SimpleNamespace
+
 import checkpoints
 import heads
 import numpy as np
@@ -280,6 +282,21 @@ def test_an_error_ends_the_texts_of_its_dispatch_only(made, monkeypatch):
             assert text.tokens == alone(made, prompt, 9)
     assert made[0].pool.owners == made[1].pool.owners == 0
     head.set_circuit_draft(None)
+
+
+@pytest.mark.parametrize("width, order, drafts", [
+    (8, [0, 1, 2, 3, 4, 5, 6, 7], [1, 3, 1, 3, 1, 1, 1, 1]),  # depths fall along the texts
+    (7, [1, 3, 5, 0, 2, 4, 6], [3, 3, 3, 1, 1, 1, 1]),  # deepest first, each its own
+])  # fmt: skip
+def test_depths_are_laid_onto_the_whole_batch_and_not_onto_its_parts(width, order, drafts):
+    """Parts of four texts would be too narrow for an order of their own to be the canonical one."""
+    head = SimpleNamespace(levers=ModelLevers())
+    together = Together(SimpleNamespace(proposer=head, target=SimpleNamespace(together=9)))
+    made = {at: (7,) * (3 if at % 2 else 1) for at in range(width)}
+    parts = list(together._dispatches(list(range(width)), made))
+    assert [text for part in parts for text in part] == order
+    assert [len(made[text]) for text in order] == drafts
+    assert all(sum(len(made[text]) + 1 for text in part) <= 9 for part in parts) and len(parts) > 1
 
 
 def test_the_cap_and_its_source():

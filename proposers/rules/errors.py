@@ -51,3 +51,8 @@ class StaleCostTable(CircuitError):
 class BadRowTable(CircuitError):
     says = "the row table `{text}` is refused: {problem}"
     hint = "write depth x count runs of unequal neighbours, such as `4x3 3x2! 2x1!`"
+
+
+class BadRankWords(CircuitError):
+    says = "the words {words} between ranks are refused: {problem}"
+    hint = "run every rank with the same version and the same dispatch cap"
