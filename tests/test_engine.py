@@ -482,7 +482,7 @@ def test_greedy_settings_and_bad_ones():
 def test_statistics_of_uneven_steps():
     counted = Statistics()
     for drafted, accepted in ((3, 3), (3, 1), (1, 0), (0, 0)):
-        counted.count(drafted, accepted)
+        counted.count(drafted, accepted, accepted + 1)
     assert (counted.drafted, counted.accepted) == ([3, 2, 2], [2, 1, 1])
     assert counted.accepted_per_position == [2 / 3, 0.5, 0.5]
     assert counted.mean_accepted_length == 2.0

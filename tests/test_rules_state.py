@@ -267,7 +267,7 @@ def test_acceptance_numbers(drafted, accepted, rate, length, positions):
     """The bonus token is in the length, never in the rate; what was not drafted is not missed."""
     counted = Acceptance()
     for made, taken in zip(drafted, accepted):
-        counted.count(made, taken)
+        counted.count(made, taken, taken + 1)
     assert (counted.rate, counted.tokens_per_step) == (rate, length)
     assert counted.per_position == positions
 
@@ -275,7 +275,7 @@ def test_acceptance_numbers(drafted, accepted, rate, length, positions):
 def test_acceptance_is_kept_by_width():
     counted = AcceptanceByWidth()
     for width, drafted, accepted in ((1, 2, 2), (4, 1, 0), (4, 1, 1), (1, 2, 0)):
-        counted.count(width, drafted, accepted)
+        counted.count(width, drafted, accepted, accepted + 1)
     assert counted.widths[4].per_position == [0.5] and counted.widths[1].per_position == [0.5, 0.5]
     assert counted.widths[1].conditional == (0.5, 1.0)
     assert counted.lines() == [

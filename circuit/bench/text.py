@@ -42,6 +42,7 @@ class Side:
     tokens: list[list[int]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     steps: int = 0
+    emitted: int = 0  # tokens of the steps
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
@@ -58,6 +59,7 @@ class Side:
         self.seconds.append(seconds)
         if statistics is not None:
             self.steps += statistics.steps
+            self.emitted += statistics.acceptance.tokens
             self.drafted = _added(self.drafted, statistics.drafted)
             self.accepted = _added(self.accepted, statistics.accepted)
 
@@ -75,9 +77,7 @@ class Side:
             "accepted_per_position": [
                 round(a / d, 4) for a, d in zip(self.accepted, self.drafted) if d
             ],
-            "mean_accepted_length": round(1 + sum(self.accepted) / self.steps, 4)
-            if self.steps
-            else None,
+            "mean_accepted_length": round(self.emitted / self.steps, 4) if self.steps else None,
         }
 
 

@@ -173,7 +173,8 @@ class Drafting:
         if self.proposed:
             self._accepted = accepted
             if self.ranks == 1:
-                self.pace.judge(self.proposed.logprobs or (), len(drafts), accepted)
+                compared = min(len(drafts), len(emitted))  # a stop leaves later ones unjudged
+                self.pace.judge(self.proposed.logprobs or (), compared, accepted)
         self.statistics.looked_up += bool(drafts) and not self.proposed
         if levers.shadow_topk and self.proposed:
             self._cover(self.proposed, emitted)

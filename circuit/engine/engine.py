@@ -292,7 +292,7 @@ class Generation:
         if self.drafting is not None:
             hiddens = self._target.runner.read(scored.hidden)[:kept]
             self.drafting.verified(position, hiddens, drafts, emitted, accepted)
-        self.statistics.count(len(drafts), accepted, width)
+        self.statistics.count(len(drafts), accepted, kept, width)
         return self._emit(emitted, len(drafts), accepted)
 
     def _tree_step(self, drafts: Drafts) -> Step:
@@ -316,7 +316,7 @@ class Generation:
         self.drafting.paced = False  # its costs are of chains
         spine = [row.token for row in rows[1:] if row.rank == 1]
         self.drafting.verified(position, hiddens, spine, kept.tokens, kept.accepted)
-        self.statistics.count(len(spine), kept.accepted)
+        self.statistics.count(len(spine), kept.accepted, len(kept.tokens))
         self.statistics.branched += kept.branched
         step = self._emit(list(kept.tokens), len(spine), kept.accepted)
         return replace(step, nodes=len(rows) - 1, verify=verify)

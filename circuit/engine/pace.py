@@ -84,7 +84,7 @@ class Pace:
         if self.gate is not None:
             self.gate.record(tokens, seconds)
         if self.costs is not None:
-            self.costs.record(drafts, accepted, 1e3 * seconds)
+            self.costs.record(drafts, accepted, 1e3 * seconds, min(drafts, tokens))
 
     def observe(
         self, width: int, drafted: Sequence[tuple[int, int]], tokens: int, seconds: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from proposers.rules.telemetry import AcceptanceByWidth, TopkCoverage
+from proposers.rules.telemetry import Acceptance, AcceptanceByWidth, TopkCoverage
 
 
 class Finish(Enum):
@@ -19,42 +19,50 @@ class Finish(Enum):
 
 @dataclass
 class Statistics:
-    """Counts of one generation. `drafted[i]` steps had a draft at
-    position i + 1, `accepted[i]` took it.
+    """Counts of one generation. The token that the prompt gives is not a step's.
 
-    The token that the prompt gives is not a step's. `widths` holds the same counts by how many
-    sequences a step had; `coverage` the ranks of the target's picks, where they are asked for.
+    `widths` holds the counts of acceptance by how many sequences a step had; `coverage` the ranks
+    of the target's picks, where they are asked for.
     """
 
     prompt_tokens: int = 0
-    steps: int = 0
     looked_up: int = 0  # steps whose drafts were copied from the text
     branched: int = 0  # steps whose last accepted draft was a hedge of a tree
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
     prompt_seconds: float = 0.0
     seconds: float = 0.0
     finish: Finish | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)
     widths: AcceptanceByWidth = field(default_factory=AcceptanceByWidth)
     coverage: TopkCoverage | None = None
 
-    def count(self, drafted: int, accepted: int, width: int = 1) -> None:
-        """Adds one step of `width` sequences."""
-        self.steps += 1
-        self.widths.count(width, drafted, accepted)
-        for counts, reached in ((self.drafted, drafted), (self.accepted, accepted)):
-            counts.extend([0] * (drafted - len(counts)))
-            for index in range(reached):
-                counts[index] += 1
+    def count(self, drafted: int, accepted: int, tokens: int, width: int = 1) -> None:
+        """Adds one step of `width` sequences, which emitted `tokens`."""
+        self.acceptance.count(drafted, accepted, tokens)
+        self.widths.count(width, drafted, accepted, tokens)
+
+    @property
+    def steps(self) -> int:
+        """Steps after the prompt."""
+        return self.acceptance.steps
+
+    @property
+    def drafted(self) -> list[int]:
+        """Steps that had a draft at each position."""
+        return self.acceptance.drafted
+
+    @property
+    def accepted(self) -> list[int]:
+        """Steps that took the draft at each position."""
+        return self.acceptance.accepted
 
     @property
     def accepted_per_position(self) -> list[float]:
         """Share of the steps with a draft at each position that
         accepted it, all before it included.
         """
-        return [a / d for a, d in zip(self.accepted, self.drafted, strict=True)]
+        return self.acceptance.per_position
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens per step: the accepted drafts and the target's own."""
-        return 1 + sum(self.accepted) / self.steps if self.steps else 0.0
+        """Tokens emitted per step; 0 without a step."""
+        return self.acceptance.tokens_per_step if self.steps else 0.0

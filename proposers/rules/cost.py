@@ -152,15 +152,19 @@ class RunningCosts:
     held: list[float] = field(default_factory=list)  # running chances by position
     steps: int = 0
 
-    def record(self, drafts: int, accepted: int, milliseconds: float) -> None:
-        """Counts a step."""
+    def record(
+        self, drafts: int, accepted: int, milliseconds: float, compared: int | None = None
+    ) -> None:
+        """Counts a step. `compared` drafts say something: those up to the first that did not hold,
+        unless the text stopped before it.
+        """
         self.steps += 1
         known = self.milliseconds.get(drafts)
         blended = milliseconds if known is None else known + BLEND * (milliseconds - known)
         self.milliseconds[drafts] = blended
         self.seen[drafts] = self.seen.get(drafts, 0) + 1
         self.last[drafts] = self.steps
-        for position in range(min(accepted + 1, drafts)):
+        for position in range(min(accepted + 1, drafts) if compared is None else compared):
             hit = 1.0 if position < accepted else 0.0
             if position == len(self.held):
                 self.held.append(hit)

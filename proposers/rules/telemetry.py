@@ -12,15 +12,22 @@ MOST_RANKS = 8
 
 @dataclass
 class Acceptance:
-    """Counts of steps: `drafted[i]` had a draft at position i + 1, `accepted[i]` took it."""
+    """Counts of steps: `drafted[i]` had a draft at position i + 1, `accepted[i]` took it.
+
+    `tokens` is what the steps emitted: the drafts taken and the target's own token after them. A
+    step that takes a draft which stops the text ends with it, and has no token of the target's own.
+    """
 
     steps: int = 0
+    tokens: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
-    def count(self, drafted: int, accepted: int) -> None:
+    def count(self, drafted: int, accepted: int, tokens: int) -> None:
         """Adds one step of one sequence."""
+        assert accepted <= drafted and tokens in (accepted, accepted + 1)
         self.steps += 1
+        self.tokens += tokens
         for counts, reached in ((self.drafted, drafted), (self.accepted, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for index in range(reached):
@@ -44,13 +51,13 @@ class Acceptance:
 
     @property
     def tokens_per_step(self) -> float:
-        """The accepted drafts and the target's own token; 1 where nothing was drafted."""
-        return 1 + sum(self.accepted) / self.steps if self.steps else 1.0
+        """Tokens emitted per step; 1 where there was no step."""
+        return self.tokens / self.steps if self.steps else 1.0
 
     @property
     def mean_accepted(self) -> float:
         """Drafts taken per step."""
-        return self.tokens_per_step - 1
+        return sum(self.accepted) / self.steps if self.steps else 0.0
 
     def line(self, width: int) -> str:
         """The counts as one line for people."""
@@ -63,7 +70,8 @@ class Acceptance:
     def plain(self) -> dict[str, object]:
         """The counts as JSON values."""
         return {
-            "steps": self.steps, "drafted": list(self.drafted), "accepted": list(self.accepted),
+            "steps": self.steps, "tokens": self.tokens,
+            "drafted": list(self.drafted), "accepted": list(self.accepted),
             "per_position": self.per_position, "rate": self.rate,
             "tokens_per_step": self.tokens_per_step,
         }  # fmt: skip
@@ -75,9 +83,9 @@ class AcceptanceByWidth:
 
     widths: dict[int, Acceptance] = field(default_factory=dict)
 
-    def count(self, width: int, drafted: int, accepted: int) -> None:
+    def count(self, width: int, drafted: int, accepted: int, tokens: int) -> None:
         """Adds one sequence's part in a step of `width` sequences."""
-        self.widths.setdefault(width, Acceptance()).count(drafted, accepted)
+        self.widths.setdefault(width, Acceptance()).count(drafted, accepted, tokens)
 
     def lines(self) -> list[str]:
         """One line per width, narrowest first."""
