@@ -10,7 +10,7 @@ import torch
 from test_engine import PROMPT, engine_prompt_hiddens, headed, plain, run, scripted, target
 
 from circuit.engine import drafting
-from circuit.engine import engine as engine_module
+from circuit.engine import generation as stepping
 from circuit.engine.engine import Engine
 from circuit.engine.pace import Pace
 from proposers.errors import LeverRefused
@@ -28,7 +28,7 @@ class Clock:
 
     def __init__(self, monkeypatch, engine, verify, propose):
         self.now = 0.0
-        monkeypatch.setattr(engine_module.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(stepping.time, "perf_counter", lambda: self.now)
         rows, propose_of = engine.target.rows, engine.proposer.propose
 
         def timed_rows(lease, ids):

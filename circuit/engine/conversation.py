@@ -16,7 +16,8 @@ from runners.kv import DetachedRows, Lease
 
 if TYPE_CHECKING:
     from circuit.engine.drafting import Drafting
-    from circuit.engine.engine import Engine, Generation
+    from circuit.engine.engine import Engine
+    from circuit.engine.generation import Generation
     from circuit.engine.target import Target
 
 log = logging.getLogger(__name__)

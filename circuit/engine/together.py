@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from circuit.engine.engine import Engine, Generation, Step
+from circuit.engine.engine import Engine
+from circuit.engine.generation import Generation, Step
 from ir.errors import CircuitError
 from proposers.base import Drafts
 from proposers.rules.depth_cut import MOST_ROWS, worthwhile
