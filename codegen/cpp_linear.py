@@ -85,6 +85,7 @@ def linear_kernel(region: RegionSource) -> Kernel:
         ]
     return region.kernel(
         "linear", m * row_bytes if shared else 0, weight=weight, direct=direct, shared=shared,
+        weight_argument=low.reads.index(weight),
         packed=packed_type(weight.type.format), unit=unit, total=-(-n // LANES), prologue=prologue,
         epilogue=epilogue, m=m, k=k, n=n, tile_rows=min(schedule.rows, m),
         once="true" if m <= 2 * schedule.rows else "false",

@@ -45,6 +45,11 @@ class DeviceState:
         """A host copy of the whole state."""
         return host_bits(self.tensor) if dtype is None else host_bits(self.tensor).astype(dtype)
 
+    def move_row(self, source: tuple[int, int], target: tuple[int, int]) -> None:
+        """Copies keys and values of one row (block, line) onto another, on the device."""
+        (old, old_line), (new, new_line) = source, target
+        self.tensor[new, :, :, new_line] = self.tensor[old, :, :, old_line]
+
     def raw(self) -> torch.Tensor:
         """All bytes, uint8."""
         return self.tensor.reshape(-1).view(torch.uint8)

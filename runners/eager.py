@@ -18,6 +18,7 @@ from ir.tensor import unpacked
 from runners.base import DraftRunner, Outputs
 from runners.buffers import StaticBuffer, host_array, write_inputs
 from runners.kv import KvPool
+from runners.turned import TurnedCache
 
 
 def state_types(binding: Binding, blocks: int | None, double: bool) -> dict[str, TensorType]:
@@ -38,7 +39,7 @@ class EagerRunner(DraftRunner):
     `prepare` maps each traced graph to the one that is run: with the passes of a backend, what its
     kernels compute; without, the program as written. `double` computes in float64: the oracle.
     `pool` shares the sequences of another runner of the same binding, whose rows must be on the
-    host and of the same format.
+    host and of the same format; rows that lie turned are copied for each step.
     """
 
     kind = "eager"
@@ -56,7 +57,9 @@ class EagerRunner(DraftRunner):
         if pool is None:
             pool = KvPool(state_types(binding, blocks, double), context)
         self.pool = pool
-        self._states = {n: _as_torch(a, pool.types[n]) for n, a in pool.arrays.items()}
+        self._turned = {n: a for n, a in pool.arrays.items() if isinstance(a, TurnedCache)}
+        own = {n: host_array(pool.types[n]) for n in self._turned}
+        self._states = {n: _as_torch(a, pool.types[n]) for n, a in {**pool.arrays, **own}.items()}
         self._weights: dict[str, torch.Tensor] = {}
         self._graphs: dict[GraphKey, Graph] = {}
         self._buffers: dict[GraphKey, dict[str, StaticBuffer]] = {}
@@ -80,10 +83,15 @@ class EagerRunner(DraftRunner):
         buffers = self._buffers[key]
         write_inputs(self.name, key, buffers, inputs)
         tensors = {n: _as_torch(b.array, b.type) for n, b in buffers.items()}
+        blocks = np.unique(buffers["tables"].array) if self._turned else None
+        for name, cache in self._turned.items():
+            self._states[name][blocks] = _as_torch(cache[blocks], cache.type)
         with torch.inference_mode():
             outputs = interpret(
                 graph, tensors, self._weights_of(graph), self._states, double=self.double
             )
+        for name, cache in self._turned.items():
+            cache[blocks] = _bits(self._states[name][blocks])
         return {name: _as_numpy(value) for name, value in outputs.items()}
 
     def _weights_of(self, graph: Graph) -> dict[str, torch.Tensor]:
@@ -110,6 +118,13 @@ def _as_torch(array: np.ndarray, type_: TensorType) -> torch.Tensor:
     """The array's memory as a tensor of `type_` (bf16 lives in numpy as its 16 bits)."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if type_.format is Format.BF16 else tensor
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    """A host array of the tensor; bf16 as its 16 bits."""
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
 
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray:

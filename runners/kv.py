@@ -83,8 +83,10 @@ class KvPool:
         """
         (old, old_line), (new, new_line) = source, target
         for array in self.arrays.values():
-            memory = getattr(array, "tensor", array)  # a state on a device keeps its tensor there
-            memory[new, :, :, new_line] = memory[old, :, :, old_line]
+            if hasattr(array, "move_row"):  # a state with a memory of its own kind
+                array.move_row(source, target)
+            else:
+                array[new, :, :, new_line] = array[old, :, :, old_line]
 
     def new_owner(self) -> int:
         """A number that no other lease of this pool has."""

@@ -21,6 +21,7 @@ from ir.key import GraphKey
 from runners.base import DraftRunner, Outputs
 from runners.buffers import StaticBuffer, anonymous, shaped, write_inputs
 from runners.kv import KvPool
+from runners.turned import TurnedCache
 
 PROGRAM = "program.so"
 TEAM = "team.so"
@@ -113,7 +114,7 @@ class NativeRunner(DraftRunner):
             n: replace(t, shape=(blocks or t.shape[0], *t.shape[1:]))
             for n, t in part.states.items()
         }
-        self.pool = KvPool(states, part.context)
+        self.pool = KvPool(states, part.context, TurnedCache)
         self._plans: dict[GraphKey, Plan] = {}
         self._inputs: dict[GraphKey, dict[str, TensorType]] = {}
         self._loaded: dict[GraphKey, Loaded] = {}
@@ -206,7 +207,7 @@ class NativeRunner(DraftRunner):
         if buffer.space is Space.WEIGHT:
             return self.part.weight(buffer.name, buffer.layout)
         if buffer.space is Space.STATE:
-            return self.pool.arrays[buffer.name]
+            return self.pool.arrays[buffer.name].memory
         if buffer.space is Space.ARENA:
             return self._shared(Space.ARENA.value)[buffer.offset :]
         return self._shared(f"{buffer.space.value}.{buffer.name}")

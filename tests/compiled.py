@@ -18,6 +18,7 @@ from ir.interpret import merged_rows
 from ir.op import Value
 from ir.tensor import PackedTensor, TensorType
 from ir.tracing import Scope, trace
+from runners.turned import TurnedCache
 
 THREADS = 2
 
@@ -77,6 +78,9 @@ def run(
     slots = {weight_name(s): s for s in graph.slots.values() if s.role is Role.WEIGHT}
     arena = np.full(plan.arena_bytes + 64, 0xFF, np.uint8)
     arena = arena[-arena.ctypes.data % 64 :]
+    caches = {name: TurnedCache(TensorType.of(s)) for name, s in (states or {}).items()}
+    for name, cache in caches.items():
+        cache[...] = bits(states[name])
     arrays = []
     for buffer in plan.buffers:
         if buffer.space is Space.ARENA:
@@ -90,8 +94,11 @@ def run(
         elif buffer.space is Space.OUTPUT:
             arrays.append(np.full(buffer.type.nbytes, 0xFF, np.uint8))
         else:
-            source = inputs if buffer.space is Space.INPUT else states
-            arrays.append(raw(source[buffer.name]))
+            arrays.append(
+                raw(inputs[buffer.name])
+                if buffer.space is Space.INPUT
+                else caches[buffer.name].memory
+            )
     team = ctypes.CDLL(str(built["team.so"]), mode=ctypes.RTLD_GLOBAL)
     team.team_create.restype = ctypes.c_void_p
     team.team_destroy.argtypes = [ctypes.c_void_p]
@@ -103,12 +110,21 @@ def run(
         assert entry(table, handle, None) == 0
     finally:
         team.team_destroy(handle)
+    for name, cache in caches.items():
+        bits(states[name])[...] = cache[...]
     return {
         name: torch.from_numpy(arrays[number])
         .view(plan.buffers[number].type.format.dtype)
         .reshape(plan.buffers[number].type.shape)
         for name, number in plan.outputs
     }
+
+
+def bits(state: torch.Tensor) -> np.ndarray:
+    """The memory of a state as numpy knows it: bf16 as its 16 bits."""
+    return (state.view(torch.int16) if state.dtype is torch.bfloat16 else state).numpy().view(
+        TensorType.of(state).format.storage
+    )
 
 
 def raw(value: Value) -> np.ndarray:

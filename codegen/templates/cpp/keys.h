@@ -1,6 +1,7 @@
-// Attention over a paged cache [blocks][2][G][16][D]. Keys are taken 64 at a time from row 0 on:
-// scores have keys in their lanes and one chain over d, values have d in their lanes and one chain
-// over keys, so a row's result depends on its own length alone.
+// Attention over a paged cache [blocks][2][G][16 rows of D], whose keys are turned: a block holds
+// them as [D][16]. They are taken 64 at a time from row 0 on: scores have keys in their lanes and
+// one chain over d, values have d in their lanes and one chain over keys, so a row's result depends
+// on its own length alone.
 #pragma once
 
 struct f16 { uint16_t bits; };
@@ -15,65 +16,10 @@ INLINE void keep(float* p, float x) { *p = x; }
 INLINE void keep(f16* p, float x) { p->bits = to_f16(x); }
 INLINE void keep(bf16* p, float x) { p->bits = to_bf16(x); }
 
-#if WITH_AVX512
+#if WITH_AVX512 || WITH_PLAIN
 static constexpr bool WIDE_VALUES = true;  // 4 x 4 accumulators fit the registers
-INLINE vf quad(vf a, vf b, int high) {
-  __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
-  return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
-}
-INLINE void transpose(vf (&r)[16]) {
-  vf t[16];
-  UNROLL for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-  UNROLL for (int i = 0; i < 16; i += 4) UNROLL for (int j = 0; j < 4; j++)
-    r[i + j] = quad(t[i + j / 2], t[i + 2 + j / 2], j % 2);
-  UNROLL for (int i = 0; i < 16; i += 8) UNROLL for (int j = 0; j < 4; j++) {
-    t[i + j] = _mm512_shuffle_f32x4(r[i + j], r[i + j + 4], 0x88);
-    t[i + j + 4] = _mm512_shuffle_f32x4(r[i + j], r[i + j + 4], 0xdd);
-  }
-  UNROLL for (int j = 0; j < 8; j++) {
-    r[j] = _mm512_shuffle_f32x4(t[j], t[j + 8], 0x88);
-    r[j + 8] = _mm512_shuffle_f32x4(t[j], t[j + 8], 0xdd);
-  }
-}
-#elif WITH_PLAIN
-static constexpr bool WIDE_VALUES = true;
-INLINE void transpose(vf (&r)[16]) {
-  for (int i = 0; i < 16; i++) for (int j = 0; j < i; j++) {
-    float x = r[i].l[j];
-    r[i].l[j] = r[j].l[i];
-    r[j].l[i] = x;
-  }
-}
 #else
 static constexpr bool WIDE_VALUES = false;
-INLINE void transpose8(__m256 (&r)[8]) {
-  __m256 t[8], u[8];
-  UNROLL for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  UNROLL for (int i = 0; i < 8; i += 4) UNROLL for (int j = 0; j < 2; j++) {
-    u[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0x44);
-    u[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + j + 2], 0xee);
-  }
-  UNROLL for (int j = 0; j < 4; j++) {
-    r[j] = _mm256_permute2f128_ps(u[j], u[j + 4], 0x20);
-    r[j + 4] = _mm256_permute2f128_ps(u[j], u[j + 4], 0x31);
-  }
-}
-INLINE void transpose(vf (&r)[16]) {
-  __m256 q[4][8];
-  UNROLL for (int i = 0; i < 8; i++) UNROLL for (int j = 0; j < 4; j++)
-    q[j][i] = v_half(r[i + j / 2 * 8], j % 2);
-  UNROLL for (int j = 0; j < 4; j++) transpose8(q[j]);
-  UNROLL for (int i = 0; i < 8; i++) {
-    r[i] = v_joined(q[0][i], q[2][i]);
-    r[i + 8] = v_joined(q[1][i], q[3][i]);
-  }
-}
 #endif
 
 template <int D> struct alignas(64) Chunk {  // the keys of 64 rows of the cache, ready for use
@@ -87,7 +33,7 @@ template <int D> struct alignas(64) Head {  // one query head of one row, and wh
 };
 
 // One key-value head of one sequence. A block of it is a short run of memory, so that the
-// processor does not foresee the next one: while keys are turned, values are asked for, and while
+// processor does not foresee the next one: while keys are read, values are asked for, and while
 // values are summed, the keys of the chunk after.
 template <int G, int D, class T> struct Cached {
   const T* cache;
@@ -108,22 +54,19 @@ template <int D, class T> INLINE vf v_row(const T* row, int d) {  // zero past t
   return v_load(part);
 }
 
+static constexpr int ASKED = 4;  // lines of weights to come, for every 4 dimensions of 16 keys
 // Reads the keys of rows first .. first + n - 1. Lanes past n hold whatever the block holds.
 template <int G, int D, class T>
-static void read_keys(const Cached<G, D, T>& cache, int first, int n, Chunk<D>& c) {
-  constexpr int whole = D / 16 * 16;
+static void read_keys(const Cached<G, D, T>& cache, int first, int n, Chunk<D>& c,
+                      Coming& coming) {
   for (int b = 0; b * 16 < n; b++) {
     const T* k = cache.keys(first + b * 16);
     const T* v = cache.values(first + b * 16);
-    for (int d = 0; d < whole; d += 16) {
-      vf r[16];
-      UNROLL for (int i = 0; i < 16; i++) r[i] = v_cached(k + i * D + d);
-      transpose(r);
-      UNROLL for (int i = 0; i < 16; i++) v_store(c.k[b][d + i], r[i]);
-      fetch_row(v + d * 16, 256);
+    for (int d = 0; d < D; d++) {
+      v_store(c.k[b][d], v_cached(k + d * 16));
+      if (d * 16 * sizeof(T) % 64 == 0) fetch<true>((const uint8_t*)(v + d * 16));
+      if (d % 4 == 0) coming.ask(ASKED);
     }
-    for (int d = whole; d < D; d++)
-      for (int i = 0; i < 16; i++) c.k[b][d][i] = cached(k[i * D + d]);
   }
 }
 
@@ -159,8 +102,8 @@ template <int M> struct Tree {
       const int wanted = path[row][start + j - root[row]];
       if (held[j] == wanted) continue;
       held[j] = wanted;
-      const T* k = cache.keys(wanted) + wanted % 16 * D;
-      for (int d = 0; d < D; d++) c.k[j / 16][d][j % 16] = cached(k[d]);
+      const T* k = cache.keys(wanted) + wanted % 16;
+      for (int d = 0; d < D; d++) c.k[j / 16][d][j % 16] = cached(k[d * 16]);
     }
   }
   template <int G, int D, class T>
@@ -250,7 +193,8 @@ constexpr int head_group(int heads) {
 // knows it as row `begin` + r.
 template <int HEADS, int G, int D, class T, class Lines>
 static void attend(const T* cache, const int32_t* table, const int32_t* indices, int n, int g,
-                   float scale, Head<D>* heads, Chunk<D>& c, Lines& lines, int begin) {
+                   float scale, Head<D>* heads, Chunk<D>& c, Lines& lines, int begin,
+                   Coming& coming) {
   constexpr int H = head_group(HEADS);
   int longest = 0;
   for (int r = 0; r < n; r++) {
@@ -264,7 +208,7 @@ static void attend(const T* cache, const int32_t* table, const int32_t* indices,
   }
   const Cached<G, D, T> cached{cache, table, g, longest};
   for (int first = 0; first < longest; first += 64) {
-    read_keys(cached, first, lesser(longest - first, 64), c);
+    read_keys(cached, first, lesser(longest - first, 64), c, coming);
     lines.begin(first);
     for (int r = 0; r < n; r++) {
       int live = indices[r] + 1 - first;

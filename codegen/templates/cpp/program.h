@@ -15,6 +15,10 @@ static inline int64_t nanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+// The weight that a kernel reads once: its argument, and how many units of how many bytes (0: none).
+struct Stream { int argument; size_t unit; int count; };
+static constexpr size_t KEPT = 96 * 1024;  // bytes to come that a core's own cache holds beside the rest
+
 // Units that a lane computes in one run, so that its stream of weights goes on; the rest are drawn
 // by whoever is free.
 INLINE int own_units(int count, int lanes) { return count * 3 / 4 / lanes; }

@@ -3,6 +3,8 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -12,9 +14,25 @@
 #define RELAX() std::this_thread::yield()
 #endif
 
+// Weights that a lane reads in the launches to come: asked for, line by line, while it waits or
+// computes what leaves memory idle.
+struct alignas(64) Coming {
+  const uint8_t* at = nullptr;
+  const uint8_t* end = nullptr;
+
+  // Asks for `lines` lines of 64 bytes; false if all have been asked for.
+  bool ask(int lines) {
+    const uint8_t* last = lines < (end - at) / 64 ? at + lines * 64 : end;
+    if (at == last) return false;
+    for (; at < last; at += 64) __builtin_prefetch(at, 0, 2);
+    return true;
+  }
+};
+
 struct Team {
   typedef void (*Step)(Team&, int lane, void* argument);
   const int size;
+  std::unique_ptr<Coming[]> coming;  // of each lane
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<unsigned> phase{0};
   alignas(64) std::atomic<int> tickets[2]{};
@@ -27,7 +45,7 @@ struct Team {
   std::condition_variable bell;
   std::vector<std::thread> threads;
 
-  explicit Team(int n) : size(n) {
+  explicit Team(int n) : size(n), coming(new Coming[n]) {
     for (int lane = 1; lane < n; lane++) threads.emplace_back([this, lane] { serve(lane); });
   }
   ~Team() {
@@ -42,12 +60,12 @@ struct Team {
     argument = a;
     ring();
     s(*this, 0, a);
-    barrier();
+    barrier(0);
   }
 
   // No lane passes before all have come. The last one also empties the tickets of the launch that
   // just ended, which nobody draws from any more.
-  void barrier() {
+  void barrier(int lane) {
     unsigned now = phase.load(std::memory_order_relaxed);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
       arrived.store(0, std::memory_order_relaxed);
@@ -56,7 +74,9 @@ struct Team {
       return;
     }
     for (int spins = 0; phase.load(std::memory_order_acquire) == now; spins++)
-      if (spins < 2000) RELAX(); else std::this_thread::yield();  // others may need the core
+      if (coming[lane].ask(2)) spins = 0;
+      else if (spins < 2000) RELAX();
+      else std::this_thread::yield();  // others may need the core
   }
 
   // The first of `amount` tickets that no other lane has drawn since the last barrier.
@@ -85,7 +105,7 @@ struct Team {
       seen++;
       if (over) return;
       step(*this, lane, argument);
-      barrier();
+      barrier(lane);
     }
   }
 };
