@@ -11,8 +11,8 @@ from runners.buffers import host_array
 
 
 class TurnedCache:
-    """A state of the KV pool, [blocks, 2, kv_heads, 16, head_dim], whose keys lie turned in memory: a
-    block holds those of a head as [head_dim, 16], beside one another as attention compares them.
+    """A state of the KV pool, [blocks, 2, kv_heads, 16, head_dim], whose keys lie turned in memory:
+    a block holds those of a head as [head_dim, 16], side by side as attention compares them.
 
     Reading an index gives a copy in the order of the type, writing takes one.
     """

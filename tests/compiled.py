@@ -122,9 +122,8 @@ def run(
 
 def bits(state: torch.Tensor) -> np.ndarray:
     """The memory of a state as numpy knows it: bf16 as its 16 bits."""
-    return (state.view(torch.int16) if state.dtype is torch.bfloat16 else state).numpy().view(
-        TensorType.of(state).format.storage
-    )
+    whole = state.view(torch.int16) if state.dtype is torch.bfloat16 else state
+    return whole.numpy().view(TensorType.of(state).format.storage)
 
 
 def raw(value: Value) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -14,8 +14,10 @@ from hypothesis.stateful import (
 )
 
 from ir.format import Format, TensorType
+from runners.buffers import host_array
 from runners.errors import CacheFull, ContextFull, LeaseClosed, PoolInUse, StatesDiffer
 from runners.kv import BLOCK_ROWS, KvPool, blocks_of
+from runners.turned import TurnedCache
 
 STATES = {
     name: TensorType((9, 2, 2, BLOCK_ROWS, 4), Format.F32)
@@ -203,3 +205,27 @@ def test_an_exhausted_pool_says_what_is_free_and_what_is_wanted():
     with pool.lease(64) as lease:
         assert len(lease.blocks) == 4
     assert pool.free == 8
+
+
+BLOCKS = st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True)
+
+
+@given(BLOCKS, st.integers(0, 15), st.integers(0, 4), st.integers(0, 2**32 - 1))
+def test_a_turned_cache_is_the_plain_one_under_every_index(blocks, line, block, seed):
+    """What is written and read by whole blocks, by lines of blocks and by moves is the same; only
+    the memory differs, where a block holds a head's keys as [head_dim, 16].
+    """
+    type_ = TensorType((5, 2, 3, 16, 8), Format.F32)
+    drawn = np.random.default_rng(seed)
+    plain, turned = host_array(type_), TurnedCache(type_)
+    plain[...] = drawn.random(plain.shape)
+    turned[...] = plain
+    for index in (blocks, (blocks, slice(None), slice(None), line), block, (block, 1)):
+        np.testing.assert_array_equal(turned[index], plain[index])
+        plain[index] = turned[index] = drawn.random(plain[index].shape)
+        np.testing.assert_array_equal(turned, plain)
+    turned.move_row((blocks[0], line), (block, 3))
+    plain[block, :, :, 3] = plain[blocks[0], :, :, line]
+    np.testing.assert_array_equal(turned, plain)
+    np.testing.assert_array_equal(turned.memory[4, 0, 2].reshape(8, 16).T, plain[4, 0, 2])
+    np.testing.assert_array_equal(turned.memory[4, 1], plain[4, 1])
