@@ -18,7 +18,6 @@ from proposers.masks import Mask, masks_of, reachable, words_of
 from proposers.mtp_steps import Steps, batch_step, chain, stepwise
 from proposers.paged import PagedProposer
 from proposers.rules.tree_shape import MAX_RANK
-from proposers.spine import spine
 from proposers.state import MtpState, ProposerState, Row, undone_on_error
 from runners.base import DraftRunner
 
@@ -95,19 +94,17 @@ class MtpHead(PagedProposer):
         Pending rows are written in the same step as the first draft's. After an error the state is
         as it was.
         """
-        ranked, stop = request.ranks > 1, self.levers.stop_rule
-        spines = self.runner.widest(Mode.SPINE) and request.ranks <= MAX_RANK and stop is None
-        if request.grammar_bitmask is not None or (ranked and not spines):
+        ranks, stop = request.ranks, self.levers.stop_rule
+        spines = ranks < 2 or (ranks <= MAX_RANK and self.runner.widest(Mode.SPINE))
+        if request.grammar_bitmask is not None or not spines:
             return self.propose_stepwise(request, state)[0]
         mine, count = self._adopt(state), request.num_drafts
         with undone_on_error([mine]):
             self._begin(request, mine)
-            if count < 1:
-                made = Steps()
-            elif ranked:
-                made = spine(self.runner, mine, count, self._scored_ids(), request.ranks)
-            else:
-                made = chain(self.runner, mine, count, stop)
+            made = Steps()
+            if count > 0:
+                ids = self._scored_ids() if ranks > 1 else None
+                made = chain(self.runner, mine, count, stop, ranks=ranks, ids=ids)
             return self._finish(request, mine, made)
 
     def propose_stepwise(
@@ -146,15 +143,21 @@ class MtpHead(PagedProposer):
 
     def _finish(self, request: ProposeRequest, mine: MtpState, made: Steps) -> Drafts:
         """The drafts as they are returned, recorded in the state."""
-        tokens, deferred = made.tokens, None
-        if tokens:
-            mine.drafted(tokens, request.position)
-            if request.draft_embed_target is not None:
-                deferred, tokens = tokens[-1], [*tokens[:-1], 0]
-                request.draft_embed_target[...] = self._embedding_row(deferred)
+        if made.tokens:
+            mine.drafted(made.tokens, request.position)
+        tokens, deferred = self.deferred(request, made.tokens)
         asked = tuple(made.logprobs) if request.want_logprobs else None
         ranks, shares = tuple(made.ranks), tuple(made.rank_logprobs)
-        return Drafts(tuple(tokens), asked, deferred, ranks, shares)
+        return Drafts(tokens, asked, deferred, ranks, shares)
+
+    def deferred(
+        self, request: ProposeRequest, tokens: Sequence[int]
+    ) -> tuple[tuple[int, ...], int | None]:
+        """The drafts as they are returned, and the last id where an embed target has its row."""
+        if not tokens or request.draft_embed_target is None:
+            return tuple(tokens), None
+        request.draft_embed_target[...] = self._embedding_row(tokens[-1])
+        return (*tokens[:-1], 0), tokens[-1]
 
     def propose_batch(
         self, requests: Sequence[ProposeRequest], states: Sequence[ProposerState]
@@ -247,6 +250,10 @@ class MtpHead(PagedProposer):
             self._refuse(f"the last draft stands at position {last} of a context of {context}")
         if request.target_hidden.shape != (width,):
             self._refuse(f"target_hidden is {list(request.target_hidden.shape)}, not [{width}]")
+        self.check_embed_target(request)
+        state.lease.reserve(state.rows + request.num_drafts)
+
+    def check_embed_target(self, request: ProposeRequest) -> None:
+        """Refuses an embed target where no row of the embedding can be read."""
         if request.draft_embed_target is not None and self._embedding_row is None:
             self._refuse("an embed target is given, but rows of the embedding are not at hand")
-        state.lease.reserve(state.rows + request.num_drafts)

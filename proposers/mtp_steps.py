@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -82,39 +84,73 @@ class Steps:
     rank_logprobs: list[tuple[float, ...]] = field(default_factory=list)
     hidden: np.ndarray | None = None
 
+    def take(self, best: tuple[int, ...], shares: tuple[float, ...], ranks: int = 1) -> None:
+        """Adds a step that goes on with the first of its best ids."""
+        self.tokens.append(best[0])
+        self.logprobs.append(shares[0])
+        if ranks > 1:
+            self.ranks.append(best)
+            self.rank_logprobs.append(shares)
+
+    def cut(self, depth: int) -> None:
+        """Forgets the steps after the first `depth`."""
+        for made in (self.tokens, self.logprobs, self.ranks, self.rank_logprobs):
+            del made[depth:]
+
 
 def chain(
-    runner: DraftRunner, state: MtpState, count: int, stop: DraftStop | None = None
-) -> Steps:
+    runner: DraftRunner, state: MtpState, count: int, stop: DraftStop | None = None, *,
+    ranks: int = 1, ids: np.ndarray | None = None,
+) -> Steps:  # fmt: skip
     """`count` drafts after the pending rows, in as few launch lists as there are programs for.
 
-    With a `stop`, drafts after the first that is below its threshold are dropped with their rows.
+    With several `ranks` they are of SPINE programs, which give so many of the best ids of each
+    step; where pending rows are written with the first draft, its choices are taken from the
+    logits, and `ids` are the target ids of the scored columns. With a `stop`, drafts after the
+    first that is below its threshold are dropped with their rows.
     """
     newest, made = state.pending[-1], Steps()
-    token, hidden = newest.token, newest.hidden[None]
+    hidden = newest.hidden[None]
     if len(state.pending) > 1:
         out = extend(runner, state)
-        token, hidden = int(out["tokens"][-1]), runner.read(out["hidden"])[-1:]
-        made.tokens.append(token)
-        made.logprobs.append(float(out["logprobs"][-1]))
+        hidden = runner.read(out["hidden"])[-1:]
+        if ranks > 1:
+            made.take(*best_of(runner.read(out["logits"])[-1], ids, ranks), ranks)
+        else:
+            made.take((int(out["tokens"][-1]),), (float(out["logprobs"][-1]),))
     else:
         state.pending.clear()
-    widest = runner.widest(Mode.CHAIN)
+    mode = Mode.SPINE if ranks > 1 else Mode.CHAIN
+    widest = runner.widest(mode)
     while len(made.tokens) < count:
         steps = min(count - len(made.tokens), widest)
-        key = GraphKey(Mode.CHAIN, steps)
+        key, token = GraphKey(mode, steps), made.tokens[-1] if made.tokens else newest.token
         inputs = new_rows(runner, key, [state], [newest.position + len(made.tokens)], steps)
-        tokens, logprobs, hidden = runner.run_chain(
-            steps, ids=np.array([token], np.int32), hidden=hidden, **inputs
-        )
-        made.tokens += tokens
-        made.logprobs += logprobs
-        token = tokens[-1]
+        inputs |= {"ids": np.array([token], np.int32), "hidden": hidden}
+        hidden = _launch(runner, key, inputs, made, ranks)
     if stop is not None:
         depth = stop.chain_depth(made.logprobs)
         state.lease.trim(state.lease.rows - (count - depth))
-        del made.tokens[depth:], made.logprobs[depth:]
+        made.cut(depth)
     return made
+
+
+def _launch(
+    runner: DraftRunner, key: GraphKey, inputs: dict[str, np.ndarray], made: Steps, ranks: int
+) -> Any:
+    """The hidden [1, n] after the steps of one launch list, whose drafts are added to `made`."""
+    if key.mode is Mode.CHAIN:
+        tokens, logprobs, hidden = runner.run_chain(key.rows, **inputs)
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            made.take((token,), (logprob,))
+        return hidden
+    out = runner.run_draft(key, **inputs)
+    for index in range(key.rows):
+        best = runner.read(out[f"ranks.{index}"])[0, :ranks].tolist()
+        shares = runner.read(out[f"logprobs.{index}"])[0, :ranks].tolist()
+        live = max(1, sum(share > -math.inf for share in shares))  # -inf: no such column
+        made.take(tuple(best[:live]), tuple(shares[:live]), ranks)
+    return out["hidden"]
 
 
 def stepwise(

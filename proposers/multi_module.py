@@ -56,30 +56,29 @@ class MultiModuleMtpHead(DraftProposer):
         return drafts
 
     def _chain(self, request: ProposeRequest, state: MultiModuleState, asked: int) -> Drafts:
-        """`asked` drafts; the embed target is for the last of them."""
+        """`asked` drafts; the embed target is for the last of those that are made."""
+        self.modules[0].check_embed_target(request)
         masks = self.modules[0].masks(replace(request, num_drafts=asked))
         stop, tokens, logprobs = self.levers.stop_rule, [], []
         ranks: list[Drafts] = []
-        token, hidden, deferred = request.last_token, request.target_hidden, None
+        token, hidden = request.last_token, request.target_hidden
         for index, mask in enumerate(masks):
-            last = index == len(masks) - 1
             step = ProposeRequest(
-                token, hidden, request.position + index, 1,
-                draft_embed_target=request.draft_embed_target if last else None,
-                grammar_bitmask=mask,
+                token, hidden, request.position + index, 1, grammar_bitmask=mask,
                 want_logprobs=request.want_logprobs or stop is not None,
                 ranks=request.ranks,
             )  # fmt: skip
             drafts, hidden = self.modules[index].propose_stepwise(step, state.modules[index])
-            token, deferred = drafts.tokens[0], drafts.deferred
+            token = drafts.tokens[0]
             tokens.append(token)
             logprobs += drafts.logprobs or ()
             ranks.append(drafts)
             if stop is not None and not stop.goes_on(logprobs[-1]):
                 break
+        shown, deferred = self.modules[len(tokens) - 1].deferred(request, tokens)
         asked = tuple(logprobs) if request.want_logprobs else None
         return Drafts(
-            tuple(tokens), asked, deferred, tuple(r for d in ranks for r in d.ranks),
+            shown, asked, deferred, tuple(r for d in ranks for r in d.ranks),
             tuple(r for d in ranks for r in d.rank_logprobs),
         )  # fmt: skip
 

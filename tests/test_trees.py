@@ -224,6 +224,30 @@ def test_choices_of_compiled_spines_are_those_of_single_steps(pair, pending):
     head.set_circuit_draft(None)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4, 5])
+def test_a_stop_ends_a_spine_as_it_ends_single_steps(pair, depth):
+    _, runner, tiny = pair
+    hidden = np.random.default_rng(5).normal(size=heads.HIDDEN).astype(np.float32)
+    request = ProposeRequest(7, hidden, 1, 5, want_logprobs=True, ranks=4)
+    whole = make_mtp_head(tiny.weights, tiny.side, OPTIONS)
+    whole.set_circuit_draft(runner)
+    state = whole.alloc_state()
+    shares = np.exp(whole.propose(request, state).logprobs)
+    whole.free_state(state)
+    whole.set_circuit_draft(None)
+    levers = ModelLevers(draft_stop=float(shares[:depth].min()) * 1.001)
+    head, found = make_mtp_head(tiny.weights, tiny.side, OPTIONS, levers=levers), []
+    head.set_circuit_draft(runner)
+    for propose in (head.propose, lambda *a: head.propose_stepwise(*a)[0]):
+        state = head.alloc_state()
+        made = propose(request, state)
+        found.append((made.tokens, made.ranks, len(made.rank_logprobs), state.lease.rows))
+        head.free_state(state)
+    head.set_circuit_draft(None)
+    assert found[0] == found[1]
+    assert found[0][2:] == (int(shares[:depth].argmin()) + 1,) * 2
+
+
 def test_choices_from_logits_are_those_of_the_ops():
     logits = torch.tensor([[1.0, 5, 5, -3, 5, 2, 1]])
     ranks = ops.stood_up(ops.argmax(logits))

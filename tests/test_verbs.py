@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import heads
 import kit
@@ -208,6 +209,31 @@ def test_a_deferred_id_is_the_last_drafts_whatever_it_is(make, count):
     assert side.head.read_deferred_draft_token(drafts) == plain[-1]
     assert np.array_equal(row, kit.TINIES[0].side.embedding[plain[-1]].numpy())
     assert ask(side, 0).deferred is None and ask(side, count).deferred is None
+
+
+def test_a_deferred_id_where_a_stop_ends_the_chain(make):
+    """The first draft is the last one made: its row is written, whichever module made it."""
+    side, row = make(draft_stop=1 - 1e-9), np.zeros(heads.HIDDEN, np.float32)
+    (first,) = ask(side).tokens
+    drafts = ask(side, draft_embed_target=row)
+    assert drafts.tokens == (0,) and drafts.deferred == first
+    assert np.array_equal(row, kit.TINIES[0].side.embedding[first].numpy())
+
+
+def test_a_head_without_its_embedding_table_refuses_an_embed_target_and_goes_on(make):
+    """As one of an artifact, whose packed table only the backend's own kernels read."""
+    side, row = make(), np.full(heads.HIDDEN, 7, np.float32)
+    for module in side.modules:
+        module._embedding_row = None
+    state, (tokens, hiddens) = side.head.alloc_state(), rows(1)
+    request = ProposeRequest(tokens[0], hiddens[0], 1, 3, draft_embed_target=row)
+    with pytest.raises(BadRequest, match="rows of the embedding are not at hand"):
+        side.head.propose(request, state)
+    assert (row == 7).all() and all(c.shape[2] == 0 for c in side.caches(state))
+    assert list(side.head.propose(replace(request, draft_embed_target=None), state).tokens) == list(
+        exact(side, 3)
+    )
+    side.head.free_state(state)
 
 
 def test_a_deferred_id_of_zero_is_told_from_none(make):
