@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -29,8 +30,19 @@ struct alignas(64) Coming {
   }
 };
 
-struct Team {
+struct Team;
+// A program over its buffers: the weights that it streams first, in order, and the program that ran
+// after it the last time. Steps of a text repeat, so threads that wait for the next program ask for
+// what it reads.
+struct Program {
   typedef void (*Step)(Team&, int lane, void* argument);
+  static constexpr size_t MOST = 12 << 20;  // bytes to ask for: a part of the cache that all share
+  Step step;
+  std::vector<Coming> reads;
+  const Program* next = nullptr;
+};
+
+struct Team {
   const int size;
   std::unique_ptr<Coming[]> coming;  // of each lane
   alignas(64) std::atomic<int> arrived{0};
@@ -39,7 +51,9 @@ struct Team {
   alignas(64) std::atomic<unsigned> epoch{0};
   std::atomic<int> sleepers{0};
   std::atomic<bool> over{false};
-  Step step = nullptr;
+  std::map<std::pair<void* const*, Program::Step>, Program> programs;
+  Program* last = nullptr;  // the program that runs, or ran last
+  const Program* next = nullptr;  // the one that will probably run after it
   void* argument = nullptr;
   std::mutex gate;
   std::condition_variable bell;
@@ -54,12 +68,23 @@ struct Team {
     for (auto& t : threads) t.join();
   }
 
-  // Runs `s` on every lane; the caller is lane 0. Returns when all lanes have finished.
-  void run(Step s, void* a) {
-    step = s;
+  // The program that runs `step` over `buffers`; `list` fills in its reads when it is new.
+  template <class List> Program& program(void* const* buffers, Program::Step step, List list) {
+    auto found = programs.try_emplace({buffers, step});
+    Program& p = found.first->second;
+    if (found.second) list(p);
+    p.step = step;
+    return p;
+  }
+
+  // Runs the program on every lane; the caller is lane 0. Returns when all lanes have finished.
+  void run(Program& p, void* a) {
+    if (last) last->next = &p;
+    last = &p;
+    next = p.next;
     argument = a;
     ring();
-    s(*this, 0, a);
+    p.step(*this, 0, a);
     barrier(0);
   }
 
@@ -94,8 +119,15 @@ struct Team {
   }
   void serve(int lane) {
     unsigned seen = 0;
+    std::vector<Coming> reads;
     for (;;) {
+      size_t at = 0;
       for (int spins = 0; epoch.load(std::memory_order_acquire) == seen; spins++) {
+        if (at < reads.size()) {
+          if (!reads[at].ask(2)) at++;
+          spins = 0;
+          continue;
+        }
         if (spins < 20000) { RELAX(); continue; }
         std::unique_lock<std::mutex> hold(gate);
         sleepers++;
@@ -104,7 +136,10 @@ struct Team {
       }
       seen++;
       if (over) return;
-      step(*this, lane, argument);
+      const Program* ahead = next;
+      last->step(*this, lane, argument);
+      if (ahead) reads = ahead->reads;
+      else reads.clear();
       barrier(lane);
     }
   }
