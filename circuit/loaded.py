@@ -17,7 +17,8 @@ from circuit.engine.engine import Engine
 from circuit.models.tokenizer import Tokenizer
 from circuit.recipe import TARGET, TOKENIZER, HeadRecord, Recipe, draft_part
 from circuit.report import NoSuchPath
-from codegen.artifact import Artifact, NotAnArtifact, Part, load_artifact
+from codegen.artifact import Artifact, Part, load_artifact
+from codegen.manifest import NotAnArtifact
 from ir.errors import CircuitError
 from proposers.base import DraftProposer
 from proposers.levers import ModelLevers
@@ -57,15 +58,20 @@ class Loaded:
         artifact = load_artifact(path, verify=verify)
         try:
             recipe = Recipe.read(artifact.options)
-        except (KeyError, TypeError, ValueError) as problem:
-            raise NoRecipe(path=path, problem=f"its options lack {problem}") from problem
-        return Loaded(artifact, recipe)
+        except (ValueError, OverflowError) as problem:
+            raise NoRecipe(path=path, problem=problem) from problem
+        loaded = Loaded(artifact, recipe)
+        if recipe.choices.backend not in RUNNERS:
+            raise NoRecipe(path=path, problem=f"there is no backend {recipe.choices.backend}")
+        if missing := {TARGET, *loaded.draft_parts} - artifact.parts.keys():
+            raise NoRecipe(path=path, problem=f"it has no {min(missing)}")
+        return loaded
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The target's tokenizer."""
-        path = self.artifact.extra(TOKENIZER)
-        return Tokenizer.from_json(path, path.read_text("utf-8"), self.recipe.config)
+        text = self.artifact.read(TOKENIZER).decode("utf-8")
+        return Tokenizer.from_json(self.artifact.extra(TOKENIZER), text, self.recipe.config)
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -123,7 +123,7 @@ def compile_model(request: CompileRequest, screen: Screen) -> Record:
 
 def check_free(out: Path) -> None:
     """Refuses a folder that holds something else than an artifact, before any work is done."""
-    from codegen.artifact import MANIFEST
+    from codegen.manifest import MANIFEST
 
     if (
         out.exists()

@@ -5,14 +5,17 @@ configurations. Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
-from typing import Any
+from dataclasses import asdict, dataclass, field, is_dataclass
+from enum import Enum, EnumType
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from circuit.models.config import Family, RopeKind, RopeSpec, TargetConfig
-from proposers.config import Contract, HeadConfig, read_record
+from circuit.models.config import TargetConfig, config_problems
+from codegen.manifest import shown
+from proposers.config import Contract, HeadConfig
 
 TARGET = "target"
+WEIGHTS = ("native", "f32", "bf16", "q8_0")
 TOKENIZER, HEAD = "tokenizer.json", "head.safetensors"
 
 
@@ -44,6 +47,13 @@ class Choices:
     batches: tuple[int, ...] = (2, 4, 8, 16)
     chunk: int = 256
     trees: tuple[int, ...] = (4, 6, 8)
+
+    def problems(self) -> list[str]:
+        """What cannot be meant, as sentences."""
+        found = [] if self.weights in WEIGHTS else [f"there are no weights in {self.weights}"]
+        if min(self.context, self.chunk, *self.batches, *self.trees) < 1:
+            found.append("a context, a chunk and a width are not below 1")
+        return found
 
 
 @dataclass(frozen=True)
@@ -82,21 +92,17 @@ class Recipe:
 
     @staticmethod
     def read(values: Mapping[str, Any]) -> Recipe:
-        """The record whose JSON values are `values`."""
-        return Recipe(
-            origin=Origin(**values["origin"]),
-            choices=Choices(**_tuples(values["choices"])),
-            config=_config(values["config"]),
-            heads=tuple(
-                HeadRecord(
-                    read_record(Contract, h["contract"], HEAD),
-                    read_record(HeadConfig, h["config"], HEAD),
-                )
-                for h in values["heads"]
-            ),
-            head_path=values["head_path"],
-            notes=tuple(values["notes"]),
-        )
+        """The record whose JSON values are `values`; ValueError if a field is missing, unknown, of
+        another type, or cannot be meant.
+        """
+        recipe = _value(Recipe, values, "options")
+        problems = config_problems(recipe.config)
+        problems += [p for head in recipe.heads for p in head.contract.problems()]
+        problems += [p for head in recipe.heads for p in head.config.problems()]
+        problems += recipe.choices.problems()
+        if problems:
+            raise ValueError("; ".join(problems))
+        return recipe
 
 
 def _plain(value: Any) -> Any:
@@ -108,13 +114,30 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+def _value(wanted: Any, value: Any, where: str) -> Any:
+    """What `value`, of JSON, stands for where a field is annotated as `wanted`."""
+    if get_origin(wanted) in (Union, UnionType):
+        if value is None:
+            return None
+        wanted = next(kind for kind in get_args(wanted) if kind is not NoneType)
+    if get_origin(wanted) is tuple and type(value) is list:
+        return tuple(_value(get_args(wanted)[0], item, where) for item in value)
+    if is_dataclass(wanted) and type(value) is dict:
+        return _record(wanted, value, where)
+    if isinstance(wanted, EnumType) and value in [member.value for member in wanted]:
+        return wanted(value)
+    if type(value) is wanted:
+        return value
+    if wanted is float and type(value) is int:
+        return float(value)
+    name = "list" if get_origin(wanted) else wanted.__name__
+    raise ValueError(f"{where} is {shown(value)}, not a {name}")
 
 
-def _config(values: Mapping[str, Any]) -> TargetConfig:
-    rope = RopeSpec(**_tuples(values["rope"]))
-    return replace(
-        TargetConfig(**_tuples(values) | {"rope": replace(rope, kind=RopeKind(rope.kind))}),
-        family=Family(values["family"]),
-    )
+def _record(kind: Any, values: dict[str, Any], where: str) -> Any:
+    types = get_type_hints(kind)
+    if lacking := types.keys() - values.keys():
+        raise ValueError(f"{where} lacks {min(lacking)}")
+    if unknown := values.keys() - types.keys():
+        raise ValueError(f"{where} has an unknown field {shown(min(unknown))}")
+    return kind(**{name: _value(types[name], v, f"{where}.{name}") for name, v in values.items()})

@@ -12,9 +12,8 @@ Nothing here imports torch: a compiled program starts in the time that its files
 from __future__ import annotations
 
 import hashlib
-import json
-import mmap
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,32 +22,13 @@ from typing import Any
 import numpy as np
 
 from codegen.device import machine_facts
-from codegen.plan import Plan
+from codegen.manifest import WEIGHTS, FileChanged, NotAnArtifact, RecordUnfit, listed, read_manifest
+from codegen.packed_file import PackedFile, header_digest
+from codegen.plan import Buffer, Plan, Space
+from codegen.store import file_digest
 from ir.errors import CircuitError
 from ir.format import TensorType
 from ir.key import GraphKey
-
-SCHEMA = 2
-MANIFEST = "manifest.json"
-WEIGHTS = "weights.safetensors"
-
-
-class NotAnArtifact(CircuitError):
-    says = "{path} is not a compiled artifact: {problem}"
-    hint = "make one with `circuit compile MODEL -o DIR`"
-
-
-class SchemaMismatch(CircuitError):
-    says = "the artifact {path} has schema {seen}, but this version reads schema {expected}"
-    hint = "compile the model again with this version"
-
-
-class FileChanged(CircuitError):
-    says = (
-        "{file} in the artifact {path} is not what was compiled: its {what} is {seen}, "
-        "recorded is {expected}"
-    )
-    hint = "compile the model again; files of an artifact are not edited"
 
 
 class DeviceMismatch(CircuitError):
@@ -73,21 +53,9 @@ class NoSuchPart(CircuitError):
     hint = "it holds: {known}"
 
 
-def canonical(record: Mapping[str, Any]) -> bytes:
-    """JSON bytes that are equal for equal records, readable by people."""
-    return (json.dumps(record, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
-
-
-def manifest_digest(record: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest without its own `digest` field."""
-    rest = {k: v for k, v in record.items() if k != "digest"}
-    return hashlib.sha256(canonical(rest)).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+class Replaced(CircuitError):
+    says = "the artifact {path} was replaced or removed while it was loaded"
+    hint = "run the command again when the other one has ended"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,12 +112,46 @@ class Part:
         return self.record["facts"]
 
     def plan(self, key: GraphKey) -> Plan:
-        """The plan of `key`, read from its file."""
-        return Plan.parse((self.folder / "plans" / f"{key}.json").read_text())
+        """The plan of `key`, read from its file; RecordUnfit unless the
+        part has all that it names, as large as it names it.
+        """
+        file = f"{self.name}/plans/{key}.json"
+        try:
+            plan = Plan.parse(self.artifact.read(file).decode())
+            problems = [] if plan.key == key else [f"it is of {plan.key}"]
+            problems += self._misfits(plan)
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
+            problems = [f"it cannot be read ({type(problem).__name__})"]
+        if problems:
+            raise RecordUnfit(path=self.artifact.path, file=file, problem=listed(problems))
+        return plan
+
+    def _misfits(self, plan: Plan) -> Iterator[str]:
+        """What a plan names that it, or the part, does not have."""
+        numbers = [n for launch in plan.launches for n in launch.arguments]
+        numbers += [n for _, n in plan.outputs]
+        known = range(len(plan.buffers))
+        yield from (f"there is no buffer {n!r}" for n in numbers if n not in known)
+        if plan.arena_bytes > self.memory.get(Space.ARENA.value, 0):
+            yield f"the part's arena is smaller than {plan.arena_bytes} bytes"
+        for buffer in plan.buffers:
+            if not self._has(buffer, plan.arena_bytes):
+                yield f"{buffer.space.value} {buffer.name} of {buffer.type} does not fit"
+
+    def _has(self, buffer: Buffer, arena_bytes: int) -> bool:
+        wanted, name = buffer.type.nbytes, buffer.name
+        if buffer.space is Space.ARENA:
+            return 0 <= buffer.offset <= arena_bytes - wanted
+        if buffer.space is Space.STATE:
+            return self.states.get(name) == buffer.type
+        if buffer.space is Space.WEIGHT:
+            stored = self.record["weights"].get(f"{name}@{buffer.layout}")
+            return stored is not None and wanted <= self.artifact.packed.nbytes(stored)
+        return wanted <= self.memory.get(f"{buffer.space.value}.{name}", -1)
 
     def graph_text(self, key: GraphKey) -> str:
         """The typed graph of `key` as it was printed."""
-        return (self.folder / "graphs" / f"{key}.txt").read_text()
+        return self.artifact.read(f"{self.name}/graphs/{key}.txt").decode("utf-8")
 
     def built(self, name: str) -> Path:
         """The path of a built file."""
@@ -163,9 +165,10 @@ class Part:
 class Artifact:
     """An artifact that was found whole, for this machine. `load_artifact` makes it."""
 
-    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: Mapping[str, Any], packed: PackedFile) -> None:
         self.path = path
         self.manifest = manifest
+        self.packed = packed
         self.parts = {n: Part(n, self, record) for n, record in manifest["parts"].items()}
 
     def part(self, name: str) -> Part:
@@ -183,21 +186,22 @@ class Artifact:
         """The path of a file that the application added."""
         return self.path / name
 
-    @cached_property
-    def _mapped(self) -> tuple[mmap.mmap, dict[str, tuple[int, int]], int]:
-        """The weights file in memory, name -> (start, stop) of its data, and where data starts."""
-        with open(self.path / WEIGHTS, "rb") as file:
-            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        size = int.from_bytes(view[:8], "little")
-        header = json.loads(view[8 : 8 + size])
-        header.pop("__metadata__", None)
-        return view, {n: tuple(e["data_offsets"]) for n, e in header.items()}, 8 + size
+    def read(self, name: str) -> bytes:
+        """The bytes of a file of the artifact as they were compiled;
+        FileChanged if they are others by now.
+        """
+        file, expected = self.path / name, self.manifest["files"].get(name, "nothing")
+        data = file.read_bytes() if file.is_file() else None
+        seen = "missing" if data is None else hashlib.sha256(data).hexdigest()
+        if data is None or seen != expected:
+            raise FileChanged(
+                path=self.path, file=name, what="SHA-256", seen=seen, expected=expected
+            )
+        return data
 
     def tensor(self, name: str) -> np.ndarray:
         """The bytes of a stored tensor, uint8, read-only, without a copy."""
-        view, spans, base = self._mapped
-        start, stop = spans[name]
-        return np.frombuffer(view, np.uint8, stop - start, base + start)
+        return self.packed.tensor(name)
 
 
 def load_artifact(
@@ -210,8 +214,17 @@ def load_artifact(
     header are compared; `verify` hashes them too. `toolchain` (a backend's facts) and `sources`
     (part -> digest of the checkpoint's weights) are compared when given.
     """
-    manifest = _read_manifest(path)
-    _check_files(path, manifest, verify)
+    before = _identity(path)
+    try:
+        manifest = read_manifest(path)
+        _check_files(path, manifest, verify)
+        packed = _packed(path, manifest)
+    except (FileChanged, NotAnArtifact, FileNotFoundError) as problem:
+        if _identity(path) != before:
+            raise Replaced(path=path) from problem
+        raise
+    if _identity(path) != before:  # what was checked and what is mapped must be one artifact
+        raise Replaced(path=path)
     here = machine_facts()
     for name, record in manifest["parts"].items():
         _check_device(path, record["facts"], here)
@@ -219,24 +232,33 @@ def load_artifact(
         seen = (sources or {}).get(name, record["source"])
         if seen != record["source"]:
             raise WeightMismatch(path=path, part=name, expected=record["source"], seen=seen)
-    return Artifact(path, manifest)
+    return Artifact(path, manifest, packed)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    if not file.is_file():
-        raise NotAnArtifact(path=path, problem=f"there is no {MANIFEST} in it")
+def _identity(path: Path) -> tuple[int, int] | None:
+    """The folder that has the name `path` now; None if there is none."""
     try:
-        record = json.loads(file.read_bytes())
-        schema, digest = record["schema"], record["digest"]
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise NotAnArtifact(path=path, problem=f"{MANIFEST} cannot be read") from problem
-    if schema != SCHEMA:
-        raise SchemaMismatch(path=path, seen=schema, expected=SCHEMA)
-    seen = manifest_digest(record)
-    if seen != digest:
-        raise FileChanged(path=path, file=MANIFEST, what="digest", seen=seen, expected=digest)
-    return record
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _packed(path: Path, manifest: Mapping[str, Any]) -> PackedFile:
+    """The weights file, mapped; RecordUnfit if it lacks a tensor that a part names."""
+    try:
+        packed = PackedFile(path / WEIGHTS)
+        problems = [
+            f"parts.{name}.weights names {tensor}, which it does not hold"
+            for name, record in manifest["parts"].items()
+            for tensor in record["weights"].values()
+            if tensor not in packed.spans
+        ]
+    except (ValueError, RecursionError) as problem:
+        problems = [f"its header cannot be read: {problem}"]
+    if problems:
+        raise RecordUnfit(path=path, file=WEIGHTS, problem=listed(problems))
+    return packed
 
 
 def _check_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> None:
@@ -255,13 +277,6 @@ def _check_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> None:
             raise FileChanged(
                 path=path, file=WEIGHTS, what=what, seen=seen, expected=weights[field]
             )
-
-
-def header_digest(path: Path) -> str:
-    """SHA-256 of a safetensors file's header."""
-    with open(path, "rb") as file:
-        size = file.read(8)
-        return hashlib.sha256(size + file.read(int.from_bytes(size, "little"))).hexdigest()
 
 
 def _check_device(path: Path, built: Mapping[str, str], here: Mapping[str, str]) -> None:

@@ -5,7 +5,6 @@ graphs, plans, kernels, packed weights.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from codegen.lower import Lowered, lower
 from codegen.plan import Plan, Space
 from codegen.planning import make_plan, weight_name
 from codegen.schedules import ScheduleBook, region_text
-from codegen.store import KernelStore, digest_of
+from codegen.store import KernelStore, digest_of, scratch
 from ir.binding import Binding
 from ir.errors import Unmodelled
 from ir.format import Format, TensorType
@@ -146,8 +145,8 @@ def kernel_store(path: Path | None, beside: Path) -> Iterator[KernelStore]:
     if path is not None:
         yield KernelStore(path)
         return
-    with tempfile.TemporaryDirectory(dir=beside, prefix=".kernels.") as folder:
-        yield KernelStore(Path(folder))
+    with scratch(beside) as folder:
+        yield KernelStore(folder)
 
 
 def compile_binding(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -11,23 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from codegen.artifact import (
-    MANIFEST,
-    SCHEMA,
-    WEIGHTS,
-    canonical,
-    file_digest,
-    header_digest,
-    manifest_digest,
-)
 from codegen.backend import Backend, Report, silent
 from codegen.compile import Compiled, CompileOptions, compile_binding, kernel_store
-from codegen.store import digest_of, sync_folder, writing
+from codegen.manifest import MANIFEST, SCHEMA, WEIGHTS, canonical, manifest_digest
+from codegen.packed_file import header_digest
+from codegen.store import digest_of, file_digest, scratch, sync, writing
 from ir.binding import Binding
 from ir.errors import CircuitError
 from ir.key import GraphKey
 
 PAGE = 4096
+AT_FDCWD = -100  # paths are of the working directory
 LINE = 64  # bytes of a cache line: the least alignment of a stored tensor
 
 
@@ -42,38 +38,62 @@ def staging(out: Path) -> Iterator[Path]:
 
     An artifact that `out` already holds is replaced in the end, never changed in place.
     """
-    out = out.resolve()  # a link stays, and what it leads to is replaced
-    if out.exists() and not (out / MANIFEST).exists() and not _is_empty_folder(out):
-        raise OutputOccupied(path=out)
-    folder = out.parent / f".{out.name}.{os.getpid()}.new"
-    aside = folder.with_suffix(".old")
     with writing(out):
         try:
-            folder.mkdir(parents=True)
+            out = out.resolve()  # a link stays, and what it leads to is replaced
+        except RuntimeError as problem:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from problem
+        _check_replaceable(out)
+        with scratch(out.parent) as room:
+            folder = room / "new"
+            folder.mkdir()
             yield folder
-            _sync_tree(folder)
-            if out.exists():
-                os.rename(out, aside)
-            os.rename(folder, out)
-            sync_folder(out.parent)
-        finally:
-            if aside.exists() and not out.exists():
-                os.rename(aside, out)
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(aside, ignore_errors=True)
+            for path in [folder, *folder.rglob("*")]:
+                sync(path)
+            _put(folder, out)
+            sync(out.parent)
 
 
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+def _check_replaceable(out: Path) -> None:
+    """Refuses to replace anything but an artifact and an empty folder."""
+    free = not out.exists() or (out / MANIFEST).exists()
+    if not free and not (out.is_dir() and not any(out.iterdir())):
+        raise OutputOccupied(path=out)
 
 
-def _sync_tree(folder: Path) -> None:
-    for path in [folder, *folder.rglob("*")]:
-        handle = os.open(path, os.O_RDONLY)
+def _put(folder: Path, out: Path) -> None:
+    """Gives `folder` the name `out`; whatever has that name takes its place.
+
+    At every moment one or the other, whole, has the name. Another process may do the same.
+    """
+    while True:
+        _check_replaceable(out)
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            _exchange(folder, out) if out.exists() else os.rename(folder, out)
+            return
+        except (FileNotFoundError, FileExistsError):
+            if not folder.exists():
+                raise
+        except OSError as problem:
+            if problem.errno != errno.ENOTEMPTY:
+                raise
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Two folders change names: in one step where the system can, else in three."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        code = libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), 2)
+        if code == 0:
+            return
+        if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+    aside = one.with_name("old")
+    os.rename(other, aside)
+    try:
+        os.rename(one, other)
+    finally:
+        os.rename(aside, other if not other.exists() else one)
 
 
 def compile_artifact(
@@ -129,10 +149,10 @@ def _write_part(folder: Path, part: Compiled) -> None:
     for sub in ("plans", "graphs", "kernels"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
     for key, plan in part.plans.items():
-        (folder / "plans" / f"{key}.json").write_text(plan.text())
-        (folder / "graphs" / f"{key}.txt").write_text(part.graphs[key])
+        (folder / "plans" / f"{key}.json").write_text(plan.text(), "utf-8")
+        (folder / "graphs" / f"{key}.txt").write_text(part.graphs[key], "utf-8")
     for name, source in part.sources.items():
-        (folder / "kernels" / name).write_text(source)
+        (folder / "kernels" / name).write_text(source, "utf-8")
     for name, path in part.built.items():
         shutil.copyfile(path, folder / "kernels" / name)
 

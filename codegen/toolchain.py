@@ -5,21 +5,26 @@ shared libraries linked from them.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen.store import DiskFull, KernelStore, digest_of, writing
+from codegen.store import DiskFull, KernelStore, digest_of, scratch, writing
 from ir.errors import CircuitError
 
 if TYPE_CHECKING:
     from codegen.backend import Report
+
+
+PATIENCE = 2.0  # seconds that a compiler has to end by itself
 
 
 class NoCompiler(CircuitError):
@@ -50,7 +55,7 @@ def find_compiler(cxx: str | None = None) -> Compiler:
     clang++, else the ziglang wheel.
     """
     if cxx:
-        found = _asked(tuple(cxx.split()))
+        found = _asked((cxx,) if shutil.which(cxx) else tuple(cxx.split()))
         if isinstance(found, str):
             raise CompilerUnusable(command=cxx, problem=found)
         return found
@@ -66,16 +71,23 @@ def find_compiler(cxx: str | None = None) -> Compiler:
 
 def _asked(command: tuple[str, ...]) -> Compiler | str:
     """The compiler that answers to `command`, or why there is none."""
-    if shutil.which(command[0]) is None:
+    found = shutil.which(command[0])
+    if found is None:
         return "there is no such program"
+    if os.path.dirname(command[0]):  # it is run in another folder than the one it is named from
+        command = (os.path.abspath(found), *command[1:])
     try:
-        answer = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        return str(problem)
-    lines = answer.stdout.strip().splitlines()
-    return (
-        Compiler(command, lines[0]) if answer.returncode == 0 and lines else "it gives no version"
-    )
+        answer = subprocess.run(
+            [*command, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        return "it does not say its version within a minute"
+    except OSError as problem:
+        return problem.strerror or str(problem)
+    lines = answer.stdout.decode("utf-8", "replace").strip().splitlines()
+    if answer.returncode != 0 or not lines:
+        return "it gives no version"
+    return Compiler(command, "".join(c if c.isprintable() else "?" for c in lines[0]))
 
 
 def compile_objects(
@@ -95,54 +107,82 @@ def compile_objects(
     built = {n: path for n, d in digests.items() if (path := store.get(d, ".o"))}
     pending = sorted(units.keys() - built.keys(), key=lambda n: (-len(units[n]), n))
     report("compile kernels", len(built), len(units))
-    with writing(store.root), tempfile.TemporaryDirectory(dir=store.root) as folder:
+    if not pending:
+        return {name: built[name] for name in units}
+    with writing(store.root), scratch(store.root) as folder:
         for name, text in headers.items():
-            (Path(folder) / name).write_text(text)
-        running: dict[str, subprocess.Popen[bytes]] = {}
-        try:
+            (folder / name).write_text(text, "utf-8")
+        with _ended() as running:
             while pending or running:
                 while pending and len(running) < jobs:
                     name = pending.pop(0)
-                    running[name] = _start(compiler, name, units[name], flags, Path(folder))
+                    (folder / f"{name}.cpp").write_text(units[name], "utf-8")
+                    words = [*flags, "-c", f"{name}.cpp", "-o", f"{name}.o"]
+                    running[name] = _start(compiler, name, words, folder)
                 for name in [n for n, p in running.items() if p.poll() is not None]:
-                    path = _finished(compiler, name, running.pop(name), Path(folder))
-                    built[name] = store.put(digests[name], ".o", path.read_bytes())
+                    data = _made(compiler, name, f"{name}.o", running.pop(name), folder)
+                    built[name] = store.put(digests[name], ".o", data)
                     report("compile kernels", len(built), len(units))
                 time.sleep(0.005)
-        finally:
-            for process in running.values():
-                process.kill()
-                process.wait()
     return {name: built[name] for name in units}
 
 
+@contextmanager
+def _ended() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """A table of running compilers; those still in it at the end are
+    ended, with the processes that they have started.
+    """
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        yield running
+    finally:
+        for sent in (signal.SIGTERM, signal.SIGKILL):  # after the first they remove what they wrote
+            for process in running.values():
+                if process.poll() is None:
+                    os.killpg(process.pid, sent)
+            for process in running.values():
+                try:
+                    process.wait(None if sent is signal.SIGKILL else PATIENCE)
+                except subprocess.TimeoutExpired:
+                    continue
+
+
 def _start(
-    compiler: Compiler, name: str, source: str, flags: Sequence[str], folder: Path
+    compiler: Compiler, name: str, words: Sequence[str], folder: Path
 ) -> subprocess.Popen[bytes]:
-    (folder / f"{name}.cpp").write_text(source)
+    """The compiler at work on `words` in `folder`, a process group of its own."""
     with open(folder / f"{name}.log", "wb") as log:
-        return subprocess.Popen(
-            [*compiler.command, *flags, "-c", f"{name}.cpp", "-o", f"{name}.o"],
-            cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+        try:
+            return subprocess.Popen(
+                [*compiler.command, *words], cwd=folder, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, process_group=0,
+            )  # fmt: skip
+        except OSError as problem:
+            raise CompilerUnusable(
+                command=" ".join(compiler.command), problem=problem.strerror or problem
+            ) from problem
 
 
-def _finished(
-    compiler: Compiler, name: str, process: subprocess.Popen[bytes], folder: Path
-) -> Path:
-    """The object that `process` made; its complaint as an error if it made none."""
-    path = folder / f"{name}.o"
-    if process.returncode != 0 or not path.exists():
+def _made(
+    compiler: Compiler, name: str, file: str, process: subprocess.Popen[bytes], folder: Path
+) -> bytes:
+    """The file that `process` made; its complaint as an error if it made none."""
+    path = folder / file
+    if process.returncode != 0 or not path.is_file() or not path.stat().st_size:
         raise _refusal(compiler, name, folder / f"{name}.log", process.returncode)
-    return path
+    return path.read_bytes()
 
 
 def _refusal(compiler: Compiler, unit: str, log: Path, code: int) -> CircuitError:
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text("utf-8", "replace").splitlines()
+    full = [line.strip() for line in lines if "No space left" in line or "size limit" in line]
+    if full or code == -signal.SIGXFSZ:
+        said = f" (the compiler says: {full[0]})" if full else ""
+        return DiskFull(path=f"{unit}.o{said}")
     wrong = [line for line in lines if "error" in line.lower()]
-    if any("No space left" in line for line in lines):
-        return DiskFull(path=log.parent)
-    problem = (wrong or lines or [f"exit code {code}"])[0].strip()
+    if code < 0:
+        wrong = [f"it was ended by {signal.Signals(-code).name}"]
+    problem = (wrong or lines or [f"it made no file, with exit code {code}"])[0].strip()
     return CompilerFailed(command=" ".join(compiler.command), unit=unit, problem=problem)
 
 
@@ -156,13 +196,10 @@ def link_library(
     digest = digest_of(compiler.version, name, *flags, *(p.stem for p in objects.values()))
     if (known := store.get(digest, ".so")) is not None:
         return known
-    with writing(store.root), tempfile.TemporaryDirectory(dir=store.root) as folder:
+    with writing(store.root), scratch(store.root) as folder, _ended() as running:
         for unit, path in objects.items():
-            shutil.copyfile(path, Path(folder) / f"{unit}.o")
-        log = Path(folder) / "link.log"
-        with open(log, "wb") as file:
-            command = [*compiler.command, "-shared", *(f"{u}.o" for u in objects), "-o", name]
-            code = subprocess.call([*command, *flags], cwd=folder, stdout=file, stderr=file)
-        if code != 0:
-            raise _refusal(compiler, name, log, code)
-        return store.put(digest, ".so", (Path(folder) / name).read_bytes())
+            shutil.copyfile(path, folder / f"{unit}.o")
+        words = ["-shared", *(f"{u}.o" for u in objects), "-o", name, *flags]
+        running[name] = _start(compiler, name, words, folder)
+        running[name].wait()
+        return store.put(digest, ".so", _made(compiler, name, name, running[name], folder))

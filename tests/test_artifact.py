@@ -14,20 +14,22 @@ from tiny import VERIFY_2, binding, without
 
 from codegen import artifact as loading
 from codegen.artifact import (
-    MANIFEST,
     DeviceMismatch,
-    FileChanged,
     NoSuchPart,
-    NotAnArtifact,
-    SchemaMismatch,
     ToolchainMismatch,
     WeightMismatch,
-    canonical,
     load_artifact,
-    manifest_digest,
 )
 from codegen.backend_cpp import CppBackend
 from codegen.compile import CompileOptions, weights_digest
+from codegen.manifest import (
+    MANIFEST,
+    FileChanged,
+    NotAnArtifact,
+    SchemaMismatch,
+    canonical,
+    manifest_digest,
+)
 from codegen.plan import Plan
 from codegen.save import OutputOccupied, compile_artifact, staging
 from codegen.store import CannotWrite, DiskFull

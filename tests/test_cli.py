@@ -21,7 +21,7 @@ from gguf_files import write_gguf
 from typer.testing import CliRunner
 
 from circuit.cli import app
-from codegen.artifact import MANIFEST, WEIGHTS, canonical, manifest_digest
+from codegen.manifest import MANIFEST, WEIGHTS, canonical, manifest_digest
 
 ROOT = Path(__file__).parent.parent
 KEYS = ("text", "token_ids", "seconds", "tokens_per_second", "steps", "accepted_per_position",

@@ -9,7 +9,15 @@ import sys
 import pytest
 
 from codegen import toolchain
-from codegen.store import CannotWrite, DiskFull, KernelStore, digest_of, write_atomically, writing
+from codegen.store import (
+    SCRATCH,
+    CannotWrite,
+    DiskFull,
+    KernelStore,
+    digest_of,
+    write_atomically,
+    writing,
+)
 from codegen.toolchain import (
     CompilerFailed,
     CompilerUnusable,
@@ -96,7 +104,7 @@ def test_an_interrupt_ends_the_compilers_and_leaves_no_folder(tmp_path):
     finally:
         toolchain._start = real
     assert all(process.poll() is not None for process in started)
-    assert [p for p in tmp_path.iterdir() if p.name.startswith("tmp")] == []
+    assert [p for p in tmp_path.iterdir() if p.name.startswith(SCRATCH)] == []
 
 
 def test_a_named_compiler_that_is_none_is_refused():

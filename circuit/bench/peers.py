@@ -15,7 +15,7 @@ from circuit.bench.llama_peer import LLAMA, LlamaModel, is_installed
 from circuit.bench.rounds import Contender
 from circuit.feed import in_order
 from circuit.recipe import TARGET
-from codegen.artifact import file_digest
+from codegen.store import file_digest
 from ir.key import DECODE, GraphKey, Mode
 
 if TYPE_CHECKING:
