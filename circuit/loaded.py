@@ -20,11 +20,13 @@ from circuit.report import NoSuchPath
 from codegen.artifact import Artifact, Part, load_artifact
 from codegen.manifest import NotAnArtifact
 from ir.errors import CircuitError
+from ir.key import DECODE
 from proposers.base import DraftProposer
 from proposers.levers import ModelLevers
 from proposers.mtp import MtpHead
 from proposers.multi_module import MultiModuleMtpHead
 from runners.base import DraftRunner
+from runners.kv import BLOCK_ROWS
 
 
 class NoRecipe(NotAnArtifact):
@@ -65,7 +67,26 @@ class Loaded:
             raise NoRecipe(path=path, problem=f"there is no backend {recipe.choices.backend}")
         if missing := {TARGET, *loaded.draft_parts} - artifact.parts.keys():
             raise NoRecipe(path=path, problem=f"it has no {min(missing)}")
+        loaded._compare_sizes()
         return loaded
+
+    def _compare_sizes(self) -> None:
+        """Refuses a recipe of another model than that of the programs."""
+        part, config = self.artifact.part(TARGET), self.recipe.config
+        plan = part.plan(DECODE)
+        sizes = {name: plan.buffers[number].type.shape[-1] for name, number in plan.outputs}
+        for name, told in (("logits", config.vocab_size), ("hidden", config.hidden_size)):
+            if sizes.get(name, told) != told:
+                raise NoRecipe(
+                    path=self.artifact.path,
+                    problem=f"its programs give {sizes[name]} {name}, its options say {told}",
+                )
+        if not 0 <= part.context - self.recipe.choices.context < BLOCK_ROWS:
+            raise NoRecipe(
+                path=self.artifact.path,
+                problem=f"its programs hold {part.context} tokens, its options say "
+                f"{self.recipe.choices.context}",
+            )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -94,7 +115,7 @@ class Loaded:
         and the call that frees what they share.
         """
         parts = self.parts
-        blocks = {n: 1 + sequences * -(-p.context // 16) for n, p in parts.items()}
+        blocks = {n: 1 + sequences * -(-p.context // BLOCK_ROWS) for n, p in parts.items()}
         return RUNNERS[self.recipe.choices.backend](parts, threads, blocks)
 
 

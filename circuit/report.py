@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TextIO
 
 from circuit.models.errors import NotAModel, PathMissing
 from circuit.options import BadOption
@@ -24,6 +27,9 @@ Record = Mapping[str, object]
 Report = Callable[[str, int, int], None]
 
 OK, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+GRACE = 3.0  # seconds
+NOTHING_LEFT = "nothing is left half-written"
+AGAIN = "Run the command again; a training goes on with --resume."
 
 
 class UsageError(CircuitError):
@@ -101,53 +107,96 @@ def carry_out(action: Callable[[Screen], Record], *, as_json: bool, debug: bool)
     Every failure is one sentence and a hint on stderr, and, with `as_json`, an object with `error`
     on stdout. `debug` shows the traceback as well.
     """
-    logging.basicConfig(
-        level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s"
-    )
-    logging.captureWarnings(True)
-    screen = Screen(as_json)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that it lacks is written by its number
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        with _terminable():
+    sys.stderr = sys.stderr or io.StringIO()  # closed: what is for it must not go to stdout
+    screen, stop = Screen(as_json), _Stop()
+    with stop.heeded():
+        try:
+            _set_up(debug)
             record = action(screen)
-        if as_json:
-            print(json.dumps(record), flush=True)
-    except KeyboardInterrupt:
-        return _failed(
-            screen, INTERRUPTED, "interrupted", "Interrupted; nothing is left half-written."
-        )
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else FAILURE
-    except BrokenPipeError:
-        sys.stderr.close()  # nobody reads on; the interpreter must not complain about that at exit
-        return FAILURE
-    except Exception as error:  # the edge: every failure becomes one sentence and an exit code
-        if debug:
-            import traceback
+            if as_json:
+                print(json.dumps(record), flush=True)
+        except (KeyboardInterrupt, SystemExit) as end:
+            return _ended(screen, end)
+        except BrokenPipeError:
+            _forget(sys.stdout, sys.stderr)
+            return FAILURE
+        except Exception as error:  # the edge: every failure becomes one sentence and an exit code
+            if stop.asked is not None:  # C code may turn what stops it into an error of its own
+                return _ended(screen, stop.asked)
+            if debug:
+                import traceback
 
-            traceback.print_exc()
-        return _failed(screen, *_told(error))
+                traceback.print_exc()
+            return _failed(screen, *_told(error))
     code = record.get("exit_code", OK)
     return code if isinstance(code, int) else FAILURE
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Lets a termination signal unwind the stack, so that temporary files are removed."""
+def _set_up(debug: bool) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s"
+    )
+    logging.captureWarnings(True)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that it lacks is written by its number
+        sys.stdout.reconfigure(errors="backslashreplace")
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(TERMINATED)
 
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not in the main thread, where signals are not ours to handle
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _forget(*streams: TextIO) -> None:
+    """Lets the interpreter write what is left for streams that take no more to nobody."""
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(nobody, stream.fileno())
+    os.close(nobody)
+
+
+class _Stop:
+    """The signals that ask a command to end. They unwind the stack, so that temporary files are
+    removed; while that goes on, for `GRACE` seconds, further ones do nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked: KeyboardInterrupt | SystemExit | None = None
+        self._since = -GRACE
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._since < GRACE:
+            return
+        self._since = now
+        interrupted = number == signal.SIGINT
+        self.asked = KeyboardInterrupt() if interrupted else SystemExit(TERMINATED)
+        raise self.asked
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Heeds SIGTERM, and SIGINT unless the process was born to ignore it, in the block."""
+        if threading.current_thread() is not threading.main_thread():  # signals are not ours there
+            yield
+            return
+        numbers = [signal.SIGTERM]
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            numbers.append(signal.SIGINT)
+        before = {number: signal.signal(number, self._leave) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _ended(screen: Screen, end: KeyboardInterrupt | SystemExit) -> int:
+    """The exit code of a command that was asked to end, and a sentence that says so."""
+    if isinstance(end, KeyboardInterrupt):
+        return interrupted(screen)
+    if end.code == TERMINATED:
+        return _failed(screen, TERMINATED, "Terminated", f"Terminated; {NOTHING_LEFT}.", AGAIN)
+    return end.code if isinstance(end.code, int) else FAILURE
+
+
+def interrupted(screen: Screen) -> int:
+    """Tells that the command was interrupted; its exit code."""
+    return _failed(screen, INTERRUPTED, "Interrupted", f"Interrupted; {NOTHING_LEFT}.", AGAIN)
 
 
 def _told(error: Exception) -> tuple[int, str, str, str]:
@@ -170,8 +219,13 @@ def _failed(screen: Screen, code: int, kind: str, sentence: str, hint: str = "")
     print(f"error: {sentence}", file=sys.stderr)
     if hint:
         print(f"  hint: {hint}", file=sys.stderr)
-    if screen.as_json:
-        print(told_as_json(code, kind, sentence, hint), flush=True)
+    try:
+        if screen.as_json:
+            print(told_as_json(code, kind, sentence, hint))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # it takes nothing; stderr has said why
+        _forget(sys.stdout)
     return code
 
 

@@ -1,14 +1,18 @@
-"""Wrong usage told as an object, for those who read the commands with a program."""
+"""What ends a run before a command begins: wrong usage and interrupts, told as an object too, for
+those who read the commands with a program.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperGroup
 
-from circuit.report import USAGE, told_as_json
+from circuit import report
+from circuit.report import USAGE, Screen, told_as_json
 
 
 class Commands(TyperGroup):
@@ -30,3 +34,16 @@ class Commands(TyperGroup):
             print(told_as_json(USAGE, type(error).__name__, error.format_message(), hint))
             code = USAGE
         sys.exit(code)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(interrupted())
+
+
+def interrupted() -> int:
+    """Tells that the run was interrupted before a command could tell it; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return report.interrupted(Screen("--json" in sys.argv))
