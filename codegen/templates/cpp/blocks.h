@@ -40,10 +40,35 @@ INLINE vi nibbles(vi v, int high) {
 INLINE __m256i pairs_to_int(__m256i v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
 #endif
 
+// R rows x B panels of the block format W: each block's exact sum times both scales and, where
+// blocks have a minimum, that minimum times the sum of the row's numbers.
+template <class W, int R, int B, int K, bool S>
+INLINE void block_tile(const uint8_t* w, const Rounded<K>* x, vf (&acc)[R][B]) {
+  clear(acc);
+  for (int kb = 0; kb < K / 32; kb++) {
+    vi t[R][B];
+    bool last = kb >= K / 32 - (int)(AHEAD / W::block);
+    W::template sums<R, B, K, S>(w + W::template head<K>() + kb * W::block, x, kb, last, t);
+    UNROLL for (int b = 0; b < B; b++) {
+      const uint16_t* s = (const uint16_t*)(w + b * W::template panel<K>() + kb * W::scales);
+      vf ws = v_f16(s);
+      UNROLL for (int r = 0; r < R; r++)
+        acc[r][b] = v_fma(v_float(t[r][b]), v_mul(ws, v_set(x[r].scale[kb])), acc[r][b]);
+      if (W::minima) {
+        vf least = v_f16(s + 16);
+        UNROLL for (int r = 0; r < R; r++)
+          acc[r][b] = v_fma(least, v_set(x[r].scaled[kb]), acc[r][b]);
+      }
+    }
+  }
+}
+
 // Q8_0: panel = scales [K/32][16] f16 padded to 64 bytes, then [K/4][16][4] int8 with the sign bit
 // turned over, so that the same bytes serve as unsigned operands (value + 128).
 struct Q8_0 {
   template <int K> using Row = Rounded<K>;
+  static constexpr size_t scales = 32, block = 512;  // bytes of a panel's blocks of 32 columns
+  static constexpr bool minima = false;
   template <int K> static constexpr size_t head() { return (size_t)(K + 63) / 64 * 64; }
   template <int K> static constexpr size_t panel() { return head<K>() + (size_t)K * 16; }
   template <int K> INLINE float at(const uint8_t* w, int64_t n, int64_t k) {
@@ -104,17 +129,7 @@ struct Q8_0 {
   }
   template <int R, int B, int K, bool S>
   INLINE void tile(const uint8_t* w, const Row<K>* x, vf (&acc)[R][B]) {
-    clear(acc);
-    for (int kb = 0; kb < K / 32; kb++) {
-      vi t[R][B];
-      bool last = kb >= K / 32 - (int)(AHEAD / 512);
-      sums<R, B, K, S>(w + head<K>() + (size_t)kb * 512, x, kb, last, t);
-      UNROLL for (int b = 0; b < B; b++) {
-        vf ws = v_f16((const uint16_t*)(w + b * panel<K>()) + kb * 16);
-        UNROLL for (int r = 0; r < R; r++)
-          acc[r][b] = v_fma(v_float(t[r][b]), v_mul(ws, v_set(x[r].scale[kb])), acc[r][b]);
-      }
-    }
+    block_tile<Q8_0, R, B, K, S>(w, x, acc);
   }
 };
 
@@ -122,7 +137,8 @@ struct Q8_0 {
 // to 64 bytes, then [K/8][16][4] bytes: column 4g + j in the low and 16 + 4g + j in the high half.
 template <bool MINIMA> struct Q4 {
   template <int K> using Row = Rounded<K>;
-  static constexpr size_t scales = MINIMA ? 64 : 32;
+  static constexpr size_t scales = MINIMA ? 64 : 32, block = 256;
+  static constexpr bool minima = MINIMA;
   template <int K> static constexpr size_t head() { return (K / 32 * scales + 63) / 64 * 64; }
   template <int K> static constexpr size_t panel() { return head<K>() + (size_t)K * 8; }
   template <int K> INLINE float at(const uint8_t* w, int64_t n, int64_t k) {
@@ -194,23 +210,7 @@ template <bool MINIMA> struct Q4 {
   }
   template <int R, int B, int K, bool S>
   INLINE void tile(const uint8_t* w, const Row<K>* x, vf (&acc)[R][B]) {
-    clear(acc);
-    for (int kb = 0; kb < K / 32; kb++) {
-      vi t[R][B];
-      bool last = kb >= K / 32 - (int)(AHEAD / 256);
-      sums<R, B, K, S>(w + head<K>() + (size_t)kb * 256, x, kb, last, t);
-      UNROLL for (int b = 0; b < B; b++) {
-        const uint16_t* s = (const uint16_t*)(w + b * panel<K>() + kb * scales);
-        vf ws = v_f16(s);
-        UNROLL for (int r = 0; r < R; r++)
-          acc[r][b] = v_fma(v_float(t[r][b]), v_mul(ws, v_set(x[r].scale[kb])), acc[r][b]);
-        if (MINIMA) {
-          vf least = v_f16(s + 16);
-          UNROLL for (int r = 0; r < R; r++)
-            acc[r][b] = v_fma(least, v_set(x[r].scaled[kb]), acc[r][b]);
-        }
-      }
-    }
+    block_tile<Q4, R, B, K, S>(w, x, acc);
   }
 };
 typedef Q4<false> Q4_0;
