@@ -54,9 +54,9 @@ def kv_write_kernel(region: RegionSource) -> Kernel:
         name: scope.fill(
             region.argument(name),
             index,
-            lambda i, x, to=to: f"keep({to.format(last_address(scope, i))}, {x});",
+            lambda i, x, to=to: f"keep({to} + {last_address(scope, i)}, {x});",
         )
-        for name, to in (("k", "k + 16 * ({})"), ("v", "v + {}"))
+        for name, to in (("k", "key"), ("v", "v"))
     }
     return region.kernel(
         "kv_write", cache=low.direct["cache"], m=m, g=g, d=d,
