@@ -151,6 +151,16 @@ class Lease:
         self.rows = first + count
         return first
 
+    def begin_with(self, other: Lease, rows: int) -> None:
+        """Makes copies of the first `rows` rows of another sequence of the pool the first rows of
+        this one, which is empty.
+        """
+        assert self.pool is other.pool and not self.rows and rows <= other.rows
+        self.append(rows)
+        used = blocks_of(rows)
+        for array in self.pool.arrays.values():
+            array[self.blocks[:used]] = array[other.blocks[:used]]
+
     def trim(self, rows: int) -> None:
         """Keeps the first `rows` rows; blocks that become empty are
         freed, down to the lease's budget.

@@ -57,6 +57,42 @@ def test_the_hiddens_of_a_text_are_those_of_its_rows(runner):
         np.testing.assert_allclose(text.hidden, whole.hidden, atol=1e-9)
 
 
+def test_rows_of_a_common_opening_are_computed_once(runner, monkeypatch):
+    """Texts and hiddens are those without it, of prompts that do not begin with it too."""
+    opening = list(range(11, 32))
+    given = [([*opening, *p] if i != 2 else p, s) for i, (p, s) in enumerate(prompts(5))]
+    given.append((opening, Sampling()))
+    rows, step = [], BatchWriter._step
+    monkeypatch.setattr(
+        BatchWriter, "_step", lambda self, texts: rows.append(len(texts)) or step(self, texts)
+    )
+    found = []
+    for known in ([], opening):
+        rows.clear()
+        writer = BatchWriter(runner, 6, width=3, keep_hidden=True, opening=known)
+        texts = sorted(writer.write(given), key=lambda t: t.number)
+        found.append((texts, sum(rows)))
+    assert runner.pool.owners == 0
+    assert found[0][1] - found[1][1] == 4 * len(opening) + len(opening) - 1
+    for mine, theirs in zip(*(texts for texts, _ in found), strict=True):
+        assert mine.tokens == theirs.tokens
+        np.testing.assert_allclose(mine.hidden, theirs.hidden, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("live", "expected"),
+    [(1, [1]), (3, [8]), (8, [8]), (9, [8, 1]), (14, [16]), (13, [8, 8]), (40, [32, 8]),
+     (55, [32, 16, 8]), (56, [64]), (130, [64, 64, 8])],
+)  # fmt: skip
+def test_programs_are_nearly_full_where_rows_cost(runner, monkeypatch, live, expected):
+    monkeypatch.setattr(runner, "rows", lambda mode: (8, 16, 32, 64))
+    writer = BatchWriter(runner, 5)
+    parts = [len(part) for part in writer._parts(range(live))]
+    assert sum(parts) == live
+    widths = [next(w for w in (1, 8, 16, 32, 64) if w >= part) for part in parts]
+    assert widths == expected
+
+
 def test_the_context_ends_a_text_and_prompts_are_read_when_there_is_room(runner):
     read = []
 

@@ -176,6 +176,20 @@ def test_rows_move_to_another_pool_and_leave_the_old_one_empty():
         np.testing.assert_array_equal(moved.read(name), before[name])
 
 
+@pytest.mark.parametrize("allocate", [host_array, TurnedCache])
+def test_a_sequence_begins_with_copies_of_the_rows_of_another(allocate):
+    pool = KvPool(STATES, CONTEXT, allocate)
+    first, second = pool.lease(), pool.lease()
+    first.append(37)
+    write_rows(first, 0, 37, 500)
+    second.begin_with(first, 20)
+    assert second.rows == 20 and not set(first.blocks) & set(second.blocks)
+    write_rows(first, 0, 37, 900)
+    for name in STATES:
+        expected = np.broadcast_to(np.arange(500, 520)[:, None], (2, 2, 20, 4))
+        np.testing.assert_array_equal(second.read(name), expected)
+
+
 def test_rows_do_not_move_between_formats():
     half = {n: TensorType(t.shape, Format.F16) for n, t in STATES.items()}
     lease = KvPool(STATES, CONTEXT).lease(16)
