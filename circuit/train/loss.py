@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,24 +13,35 @@ from ir.ops import rms_norm
 
 STEP_WEIGHTS = (1.0, 0.8, 0.6)
 LAST_FIRST_CHOICE = 0.5
+ROWS = 128
+
+
+def parts(rows: int) -> Iterator[slice]:
+    """Slices of a few of `rows` rows each: what is made of the logits of
+    one stays in the cache of a core.
+    """
+    return (slice(begin, begin + ROWS) for begin in range(0, rows, ROWS))
 
 
 class _Divergence(torch.autograd.Function):
     """Sum over rows of the cross entropy of `logits` against `wanted` [m, v], times `weight` [m].
 
-    The gradient by the logits is `weight * (softmax - wanted)`; it is made in the forward, in place
-    of the logits, since nothing else of them is needed.
+    The gradient by the logits is `weight * (softmax - wanted)`; it is made in the forward, since
+    nothing else of them is needed.
     """
 
     @staticmethod
     def forward(ctx, logits, wanted, weight):
-        mass = logits.float()
-        shifted = mass - mass.amax(-1, keepdim=True)
-        mass = shifted.exp()
-        total = mass.sum(-1, keepdim=True)
-        loss = ((total[:, 0].log() - (wanted * shifted).sum(-1)) * weight).sum()
-        mass.div_(total).sub_(wanted).mul_(weight[:, None])
-        ctx.save_for_backward(mass.to(logits.dtype))
+        loss, gradient = weight.new_zeros(()), torch.empty_like(logits)
+        for part in parts(len(logits)):
+            mass = logits[part].float()
+            mass = mass - mass.amax(-1, keepdim=True)
+            right = wanted[part].float()
+            aimed = torch.einsum("mv,mv->m", right, mass)
+            total = mass.exp_().sum(-1, keepdim=True)
+            loss += ((total[:, 0].log() - aimed) * weight[part]).sum()
+            gradient[part] = mass.div_(total).sub_(right).mul_(weight[part, None])
+        ctx.save_for_backward(gradient)
         return loss
 
     @staticmethod
@@ -71,13 +83,16 @@ class Teacher:
         """The distributions [m, v] of the token after each row of
         `hidden`, in the format of `rows`.
         """
-        normed = rms_norm(hidden.float(), self.norm, eps=self.eps)
-        mass = linear(normed.to(self.rows.dtype), self.rows).float().softmax(-1)
-        if self.first_choice:
-            best = mass.argmax(-1, keepdim=True)
-            mass = mass.mul_(1 - self.first_choice)
-            mass.scatter_add_(-1, best, torch.full_like(best, self.first_choice, dtype=mass.dtype))
-        return mass.to(self.rows.dtype)
+        found = self.rows.new_empty(len(hidden), len(self.rows))
+        for part in parts(len(hidden)):
+            normed = rms_norm(hidden[part].float(), self.norm, eps=self.eps)
+            mass = linear(normed.to(self.rows.dtype), self.rows).float().softmax(-1)
+            if self.first_choice:
+                best = mass.argmax(-1, keepdim=True)
+                mass *= 1 - self.first_choice
+                mass.scatter_add_(-1, best, mass.new_full(best.shape, self.first_choice))
+            found[part] = mass
+        return found
 
 
 @dataclass(frozen=True)

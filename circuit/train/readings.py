@@ -1,9 +1,9 @@
 """How a head's graph is read while it is trained: rows of many texts
 at once, and states with gradients.
 
-The graph is the one that is compiled. Only four ops have another body here: the two that touch the
-cache, because a training step needs the gradient through what it writes, and `linear` and `argmax`,
-for speed.
+The graph is the one that is compiled. Few ops have another body here: the two that touch the
+cache, because a training step needs the gradient through what it writes; `linear` and `argmax`, for
+speed; and log-probabilities are left out, since no lesson asks for them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import linear as product
 
+from circuit.train.seen import seen
 from ir.interpret import Readings
-from ir.op import wide
-from ir.ops import argmax, attention, kv_write, linear
+from ir.ops import argmax, attention, kv_write, linear, log_chance, log_mass
 from ir.ops.attention import BLOCK_ROWS
 
 
@@ -69,39 +69,15 @@ class TextRows:
         return self
 
     def attend(
-        self, q: torch.Tensor, text: torch.Tensor, index: torch.Tensor, scale: float,
-        dtype: torch.dtype | None,
-    ) -> torch.Tensor:  # fmt: skip
+        self, q: torch.Tensor, text: torch.Tensor, index: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         """Attention [m, h, d] of rows `index` of `text` over the true rows
         before their chain, and over it.
         """
-        rows, heads, dim = q.shape
-        s, long, g = self.texts, self.length, self._keys.shape[1]
         at = (text.long(), (index - self.depth).long())
-        keys, values = (
-            x.view(s, long, g, dim).transpose(1, 2) for x in (self._keys, self._values)
-        )  # [s, g, l, d]
-        kind = dtype or q.dtype
-        dense = self._dense(q * scale, at, s, long).transpose(1, 2).reshape(s, g, -1, dim)
-        scores = wide(dense.to(kind) @ keys.to(kind).transpose(-1, -2)).view(s, heads, long, long)
-        scores = scores.masked_fill(~torch.ones(long, long, dtype=torch.bool).tril(), -1e30)
-        grouped = q.view(rows, g, -1, dim) * scale
-        for k, _ in self._own:
-            own = (grouped * k[:, :, None]).sum(-1).view(rows, heads)
-            own = self._dense(own, at, s, long).transpose(1, 2)[..., None]
-            scores = torch.cat([scores, own], -1)
-        mass = scores.softmax(-1)
-        true = mass[..., :long].to(kind).reshape(s, g, -1, long) @ values.to(kind)
-        seen = wide(true).view(s, heads, long, dim).transpose(1, 2)[at]
-        for number, (_, v) in enumerate(self._own):
-            part = mass[..., long + number].transpose(1, 2)[at].view(rows, g, -1, 1)
-            seen = seen + (part * v[:, :, None]).reshape(rows, heads, dim)
-        return seen
-
-    @staticmethod
-    def _dense(x: torch.Tensor, at: tuple[torch.Tensor, ...], texts: int, length: int):
-        """Rows of `x` at their places in zeros [s, l, ...]."""
-        return x.new_zeros(texts, length, *x.shape[1:]).index_put(at, x)
+        shape = (self.texts, self.length, *self._keys.shape[1:])
+        keys, values = self._keys.view(shape), self._values.view(shape)
+        return seen(q, keys, values, at, scale, self._own)
 
 
 def training_readings(dtype: torch.dtype | None) -> Readings:
@@ -115,7 +91,7 @@ def training_readings(dtype: torch.dtype | None) -> Readings:
         return cache.write(k, v, slots)
 
     def attend(q, cache: TextRows, tables, row_sequence, indices, *, scale):
-        return cache.attend(q, row_sequence, indices, scale, dtype)
+        return cache.attend(q, row_sequence, indices, scale)
 
     def multiply(x, weight, *, activation=None):
         wanted = dtype or x.dtype
@@ -125,7 +101,11 @@ def training_readings(dtype: torch.dtype | None) -> Readings:
     def first_largest(logits):
         return logits.argmax(-1).to(torch.int32)
 
+    def left_out(*values):
+        return None
+
     bodies: dict[object, Callable] = {
         kv_write: write, attention: attend, linear: multiply, argmax: first_largest,
+        log_mass: left_out, log_chance: left_out,
     }  # fmt: skip
     return bodies
