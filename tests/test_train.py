@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from circuit.train import errors, loop, optimiser, prompts, run, texts, writing
+from circuit.train import asked, errors, loop, loss, optimiser, prompts, run, texts, writing
 from circuit.train.columns import Columns, draft_ids, frequencies
 from circuit.train.loss import Emphasis, Lesson, Teacher, divergence
 from circuit.train.measure import acceptance, walk
+from circuit.train.seen import seen
 from circuit.train.unroll import Batch, Unroller
 from proposers.mtp_binding import bind_head
 from proposers.options import DraftOptions, head_keys
@@ -100,11 +101,40 @@ def test_gradients_reach_every_weight_through_every_step(tiny):
         assert all(t.grad.abs().max() > 0 for t in weights.values())
 
 
+@pytest.mark.parametrize("own", [0, 1, 2])
+@pytest.mark.parametrize(("heads_", "groups"), [(6, 2), (4, 4)])
+def test_attention_of_chains_and_its_gradients(own, heads_, groups):
+    """Against the softmax over a row's true rows and its own, written out in float64."""
+    draw = torch.Generator().manual_seed(own)
+    at = (torch.tensor([0, 0, 1, 1, 1]), torch.tensor([2, 6, 0, 4, 5]))
+    shapes = [(5, heads_, 8), (2, 16, groups, 8), (2, 16, groups, 8), *[(5, groups, 8)] * (2 * own)]
+    given = [torch.randn(s, generator=draw, dtype=torch.float64).requires_grad_() for s in shapes]
+    q, keys, values, *rest = given
+    expected = []
+    for row, (text, index) in enumerate(zip(*(x.tolist() for x in at))):
+        k, v = (
+            torch.cat([true[text, : index + 1], *(x[row][None] for x in rest[part::2])])
+            .repeat_interleave(heads_ // groups, 1)
+            for part, true in enumerate((keys, values))
+        )
+        scores = torch.einsum("hd,nhd->hn", q[row], k) * 0.3
+        expected.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), v))
+    expected = torch.stack(expected)
+    asked = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
+    wanted = torch.autograd.grad(expected, given, asked)
+    plain = [t.detach().float().requires_grad_() for t in given]
+    mine = seen(*plain[:3], at, 0.3, list(zip(plain[3::2], plain[4::2])))
+    torch.testing.assert_close(mine.double(), expected, atol=1e-5, rtol=1e-5)
+    for found, exact in zip(torch.autograd.grad(mine, plain, asked.float()), wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=1e-4)
+
+
 # What is learned
 # ------------------------------------------------------------------------------------
 
 
-def test_divergence_is_the_cross_entropy_and_so_is_its_gradient():
+def test_divergence_is_the_cross_entropy_and_so_is_its_gradient(monkeypatch):
+    monkeypatch.setattr(loss, "ROWS", 2)  # rows are taken a few at a time
     logits = torch.randn(5, 7, requires_grad=True)
     wanted = torch.randn(5, 7).softmax(-1)
     mine = divergence(logits, wanted, torch.arange(1, 6) / 4)
@@ -181,6 +211,29 @@ def test_orthogonal_keeps_directions_and_evens_out_sizes():
     assert sizes.min() > 0.3 and sizes.max() < 1.4
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     assert (u.T @ made @ v.T).diagonal().min() > 0.3
+
+
+def test_what_is_shipped_is_the_mean_with_the_averages_put_aside(tiny):
+    mine = optimiser.Optimiser({"w": torch.tensor([1.0])}, optimiser.Rates())
+    mine.average["w"] = torch.tensor([4.0])
+    assert mine.shipped()["w"] == 4
+    mine.put_aside()
+    mine.average["w"] = torch.tensor([6.0])
+    other = optimiser.Optimiser({"w": torch.tensor([0.0])}, optimiser.Rates())
+    other.restore(mine.stored(), 3)
+    assert mine.shipped()["w"] == other.shipped()["w"] == 5
+
+
+def test_an_average_is_put_aside_once_in_a_run(tiny, tmp_path, monkeypatch):
+    steps, put = [], optimiser.Optimiser.put_aside
+    monkeypatch.setattr(
+        optimiser.Optimiser, "put_aside", lambda self: steps.append(self.step) or put(self)
+    )
+    made = training(tiny, tmp_path)
+    made.run(lambda step: None)
+    assert steps == [11] and made.optimiser.count == 1
+    last = made.optimiser.average["mtp.fc.weight"]
+    assert not torch.equal(made.learned()["mtp.fc.weight"], last.bfloat16())
 
 
 # Acceptance
@@ -310,14 +363,16 @@ def test_epochs_hold_every_text_once_in_an_order_of_their_own():
 def test_shards_give_back_what_was_written(tmp_path):
     given = [text(9, 3, seed=1), text(5, 2, seed=2, greedy=False)]
     path = tmp_path / texts.SHARD.format(0)
-    texts.save_shard(path, given)
+    texts.save_shard(path, given, 7)
     assert texts.shards(tmp_path) == [path]
-    for mine, theirs in zip(given, texts.read_shard(path), strict=True):
+    read, asked = texts.read_shard(path)
+    assert asked == 7
+    for mine, theirs in zip(given, read, strict=True):
         assert torch.equal(mine.ids, theirs.ids) and mine.start == theirs.start
         assert torch.equal(mine.hidden.bfloat16(), theirs.hidden) and mine.greedy == theirs.greedy
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(errors.BrokenRun):
-        list(texts.read_shard(path))
+        texts.read_shard(path)
 
 
 # Prompts
@@ -330,6 +385,88 @@ def test_prompts_are_seeded_and_varied():
     assert not any("{" in p for p in made[0])
     openings = {prompts.opening(random.Random(s)) for s in range(200)}
     assert len(openings) > 120 and all(openings)
+
+
+def bench_prompts():
+    import json
+    from pathlib import Path
+
+    return json.loads((Path(__file__).parent.parent / "bench" / "prompts.json").read_text("utf-8"))
+
+
+def test_the_list_of_requests_is_long_varied_and_holds_no_benchmark_prompt():
+    listed, guard = asked.requests(), prompts.Guard(bench_prompts())
+    assert len(listed) > 9000 and all(text == text.strip() != "" for text in listed)
+    assert len({" ".join(prompts.words(text)) for text in listed}) == len(listed)
+    assert not [text for text in listed if guard.refuses(text)]
+    assert any("\n" in text for text in listed) and not any("\\n" in text for text in listed)
+    begun = [" ".join(prompts.words(text)[:2]) for text in listed]
+    assert max(map(begun.count, set(begun))) < 0.02 * len(listed)
+
+
+def test_each_request_is_asked_once_before_any_is_asked_again(monkeypatch):
+    monkeypatch.setattr(asked, "requests", lambda: ("no", *(f"request {n}" for n in range(9))))
+    guard = prompts.Guard(["no"])
+    mine = asked.Asked(guard, seed=1)
+    given = []
+    for number in range(27):
+        assert mine.again == (number >= 9)
+        given.append(mine.next())
+    rounds = [given[at : at + 9] for at in (0, 9, 18)]
+    assert all(sorted(r) == [f"request {n}" for n in range(9)] for r in rounds)
+    assert rounds[0] != rounds[1] != rounds[2]
+    later = asked.Asked(guard, seed=1, count=12)
+    assert [later.next() for _ in range(15)] == given[12:]
+    assert [asked.Asked(guard, seed=2).next() for _ in range(4)] != given[:4]
+
+
+def test_texts_that_open_alike_are_taken_once():
+    def one(prompt, answer):
+        ids = torch.tensor([*prompt, *answer], dtype=torch.int32)
+        return texts.Written(ids, torch.zeros(len(ids) - 1, 2), len(prompt), True)
+
+    long = list(range(60))
+    known = texts.Openings([one([1, 2], long)])
+    assert not known.add(one([3], [*long[: texts.OPENING], 90, 91]))
+    assert known.add(one([3], [*long[: texts.OPENING - 1], 90, 91]))
+    assert known.add(one([1], [5, 6])) and known.add(one([2], [5, 6]))
+    assert not known.add(one([1], [5, 6]))
+
+
+def test_as_many_texts_are_begun_as_the_goal_takes():
+    tally = writing.Tally(likely=10.0)
+    begun = 0
+    while tally.short_of(1000):
+        tally.begun += 1
+        begun += 1
+    assert begun == 103
+    tally.ended, tally.tokens = 40, 200  # they turn out to be half as long
+    while tally.short_of(1000):
+        tally.begun += 1
+    assert tally.begun == 206
+    assert not writing.Tally(10.0, begun=70, ended=64).short_of(1000)
+
+
+def test_freed_memory_is_kept():
+    """The pages of a large tensor, 16,000 of them, are not faulted in again and again."""
+    import subprocess
+    import sys
+
+    code = (
+        "import resource, torch\n"
+        "from circuit.train.memory import freed_memory_kept\n"
+        "def faults():\n"
+        "    torch.ones(16 << 20)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "with freed_memory_kept() as kept:\n"
+        "    counts = [faults() for _ in range(12)]\n"
+        "print(int(kept), counts[-1] - counts[-2])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept, faults = map(int, run.stdout.split())
+    if not kept:
+        pytest.skip("the C library has no mallopt")
+    assert faults < 200
 
 
 def test_the_guard_keeps_copies_and_near_copies_out():
@@ -346,10 +483,7 @@ def test_the_guard_keeps_copies_and_near_copies_out():
 
 
 def test_no_benchmark_prompt_is_made():
-    import json
-    from pathlib import Path
-
-    bench = json.loads((Path(__file__).parent.parent / "bench" / "prompts.json").read_text("utf-8"))
+    bench = bench_prompts()
     assert len(bench) == len(set(bench)) == 50
     guard, rng = prompts.Guard(bench), random.Random(0)
     made = [p for p in (prompts.request(rng) for _ in range(3000)) if not guard.refuses(p)]

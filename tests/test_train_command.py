@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from circuit.cli import app
 from circuit.models.checkpoint import load_target
 from circuit.models.target import target_side
-from circuit.train import command, run
+from circuit.train import command, corpus, run
+from circuit.train.prompts import Guard
+from circuit.train.texts import shards
 from proposers.base import ProposeRequest
 from proposers.mtp_binding import make_mtp_head
 from proposers.options import DraftOptions, head_keys
@@ -76,6 +78,8 @@ def test_the_head_loads_with_its_recipe_and_proposes(trained, folder):
     head = load_head(trained[0])[0]
     assert all(t.dtype == torch.bfloat16 for t in head.tensors.values())
     assert head.recipe["answer_tokens"] >= 400 and head.recipe["seed"] == 0
+    assert head.recipe["prompts"]["asked"] == 0.5 and sum(head.recipe["prompts"].values()) == 1
+    assert head.recipe["weights"] == {"mean_of_running_averages_at": [0.85, 1.0]}
     assert head.recipe["sha256"] == load_target(folder).provenance.sha256
     ids = head.draft_ids
     assert len(ids) == 64 and bool((ids[1:] > ids[:-1]).all()) and 2 in ids
@@ -121,6 +125,38 @@ def test_an_interrupted_run_says_so_and_goes_on(trained, folder, tmp_path, monke
     assert second.exit_code == 0, second.stderr
     mine, theirs = (load_head(p)[0].tensors for p in (out, trained[0]))
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_texts_of_an_interrupted_run_are_those_of_an_unbroken_one(
+    trained, folder, tmp_path, monkeypatch
+):
+    """What was being written when it was interrupted is written again from the shards before it."""
+    monkeypatch.setattr(corpus, "SHARD_TOKENS", 3000)
+    compiled = trained[0].with_name("head.safetensors.run") / "target"
+
+    def texts(name):
+        if not (tmp_path / name).exists():
+            shutil.copytree(compiled, tmp_path / name / "target")
+        wanted = corpus.Wanted(str(folder), tmp_path / name, 9000, 0, None)
+        return corpus.corpus(wanted, Guard([]), lambda stage, done, total: None)
+
+    whole = texts("whole")
+    save = corpus.save_shard
+
+    def interrupted(path, texts, asked):
+        if path.name.endswith("0001.safetensors"):
+            raise KeyboardInterrupt
+        save(path, texts, asked)
+
+    monkeypatch.setattr(corpus, "save_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        texts("parts")
+    assert len(shards(tmp_path / "parts")) == 1
+    monkeypatch.setattr(corpus, "save_shard", save)
+    again = texts("parts")
+    assert len(shards(tmp_path / "parts")) == len(shards(tmp_path / "whole")) > 1
+    assert [t.ids.tolist() for t in again] == [t.ids.tolist() for t in whole]
+    assert all(torch.equal(a.hidden, b.hidden) for a, b in zip(again, whole))
 
 
 @pytest.mark.parametrize(

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from circuit.loaded import Loaded
 from circuit.models.checkpoint import Checkpoint, load_target
 from circuit.models.target import EMBEDDING, HEAD, NORM, target_side
-from circuit.pipeline import CompileRequest, compile_model
-from circuit.recipe import TARGET
-from circuit.report import Record, Report, Screen
+from circuit.report import Record, Screen
 from circuit.sources import model_source
 from circuit.train.columns import Columns, draft_ids, frequencies
-from circuit.train.errors import NotPrompts, OutputIsFolder, TooFewTexts
+from circuit.train.corpus import CONTEXT, Wanted, corpus
+from circuit.train.errors import NotPrompts, OutputIsFolder
 from circuit.train.loop import Training
 from circuit.train.loss import EARLY, LATE, STEP_WEIGHTS, Teacher
 from circuit.train.measure import Acceptance
+from circuit.train.memory import freed_memory_kept
 from circuit.train.optimiser import Optimiser, Rates
 from circuit.train.picture import draw, require_pictures
-from circuit.train.prompts import Guard
+from circuit.train.prompts import SHARES, Guard
 from circuit.train.run import (
     ALL_COLUMNS,
+    AVERAGED,
     FLAT,
     GREEDY_ONLY,
     STRICT,
@@ -36,16 +34,16 @@ from circuit.train.run import (
     open_run,
 )
 from circuit.train.start import head_config, head_contract, start_weights
-from circuit.train.texts import SHARD, Written, read_shard, save_shard, shards
+from circuit.train.texts import Written
 from circuit.train.unroll import Unroller
-from circuit.train.writing import Writer
+from circuit.train.writing import GREEDY, OWN_WARM, WARM
 from codegen.store import write_atomically
 from ir.tensor import unpacked
 from proposers.mtp_binding import bind_head, rows_of
 from proposers.options import DraftOptions
 from proposers.weights import HeadWeights, load_head, save_head
 
-CONTEXT, SHARD_TOKENS, HELD_OUT, FEWEST = 512, 20_000, 40, 8
+HELD_OUT = 40
 
 
 @dataclass(frozen=True)
@@ -91,11 +89,13 @@ def train_head(request: TrainRequest, screen: Screen) -> Record:
         open_run(request.folder, plan, request.resume)
         if request.threads:
             torch.set_num_threads(request.threads)
-        prompts = _kept_out(request.keep_out)
-        texts = _texts(request, source, Guard(prompts), report)
-        training, head = _prepared(plan, request.folder, checkpoint, texts)
-        training.run(lambda step: report("steps", step, plan.steps))
-        found = training.measured()
+        guard = Guard(_kept_out(request.keep_out))
+        wanted = Wanted(source, request.folder, request.tokens, request.seed, request.threads)
+        texts = corpus(wanted, guard, report)
+        with freed_memory_kept():
+            training, head = _prepared(plan, request.folder, checkpoint, texts)
+            training.run(lambda step: report("steps", step, plan.steps))
+            found = training.measured()
         finished = replace(head, tensors=training.learned(), recipe=_recipe(plan, training, found))
         write_head(request.out, finished)
         picture = request.out.with_suffix(".png")
@@ -127,55 +127,6 @@ def write_head(path: Path, head: HeadWeights) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _texts(
-    request: TrainRequest, source: str, guard: Guard, report: Report
-) -> list[Written]:  # fmt: skip
-    """The texts of the run: those in its folder, and what is
-    missing, written now shard by shard.
-    """
-    texts = [t for path in shards(request.folder) for t in read_shard(path)]
-    done = sum(t.answer for t in texts)
-    if done < request.tokens:
-        compiled = _compiled(source, request.folder, report)
-        runners, free_shared = compiled.runners(request.threads, sequences=16)
-        writer = Writer(runners[TARGET], compiled.tokenizer, guard)
-        try:
-            while done < request.tokens:
-                number = len(shards(request.folder))
-                said = _counter(report, "texts", done, request.tokens)
-                rng = random.Random(f"{request.seed} {number}")
-                more = writer.texts(rng, min(SHARD_TOKENS, request.tokens - done), said)
-                if not more:
-                    break
-                save_shard(request.folder / SHARD.format(number), more)
-                texts += more
-                done += sum(t.answer for t in more)
-        finally:
-            runners[TARGET].close()
-            free_shared()
-    if len(texts) < FEWEST:
-        raise TooFewTexts(count=len(texts))
-    return texts
-
-
-def _counter(report: Report, stage: str, done: int, total: int) -> Callable[[int], None]:
-    return lambda n: report(stage, min(done + n, total), total)
-
-
-def _compiled(source: str, folder: Path, report: Report) -> Loaded:
-    """The target with its BATCH programs, compiled into the run's folder if it is not there."""
-    path = folder / "target"
-    if not path.exists():
-        wanted = CompileRequest.read(
-            model=source, out=path, draft=None, weights="native", backend="cpp",
-            context=CONTEXT, batch="2,4,8,16", check=False,
-        )  # fmt: skip
-        report("compile the target", 0, 1)
-        compile_model(wanted, Screen(as_json=True))
-        report("compile the target", 1, 1)
-    return Loaded.read(path)
-
-
 def _prepared(
     plan: Plan, folder: Path, checkpoint: Checkpoint, texts: list[Written]
 ) -> tuple[Training, HeadWeights]:
@@ -184,7 +135,8 @@ def _prepared(
     scored = min(plan.draft_vocab, config.vocab_size)
     counts = frequencies(texts, config.vocab_size)
     ids = draft_ids(counts, scored, set(config.eos_token_ids))
-    held = [t for t in texts[7::64] if t.greedy][:HELD_OUT]
+    stride = max(20, len(texts) // HELD_OUT)
+    held = [t for t in texts[stride // 2 :: stride] if t.greedy][:HELD_OUT]
     known = {id(t) for t in held}
     learned = [t for t in texts if id(t) not in known]
     start = start_weights(config, tensors, learned)
@@ -212,6 +164,9 @@ def _recipe(plan: Plan, training: Training, found: Acceptance) -> dict[str, obje
         **asdict(plan),
         "texts": len(training.texts),
         "answer_tokens": sum(t.answer for t in training.texts),
+        "prompts": {kind.value: share for kind, share in SHARES.items()},
+        "answers": {"greedy": GREEDY, "temperature_of_the_others": WARM,
+                    "temperature_of_own_requests": OWN_WARM},
         "rows": training.progress.rows,
         "loss": "cross entropy with the target's distribution over the scored ids",
         "step_weights": STEP_WEIGHTS,
@@ -224,6 +179,7 @@ def _recipe(plan: Plan, training: Training, found: Acceptance) -> dict[str, obje
             "greedy_only": GREEDY_ONLY,
             "all_columns": ALL_COLUMNS,
         },
+        "weights": {"mean_of_running_averages_at": [*AVERAGED, 1.0]},
         "held_out": {
             "texts": len(training.held_out),
             "acceptance": [round(s, 4) for s in found.shares],

@@ -19,11 +19,14 @@ from circuit.train.errors import Diverged
 from circuit.train.loss import EARLY, LATE, Lesson, Teacher
 from circuit.train.measure import Acceptance, acceptance
 from circuit.train.optimiser import Optimiser
-from circuit.train.run import GREEDY_ONLY, STRICT, Mark, Plan, Progress, save_state
+from circuit.train.run import AVERAGED, GREEDY_ONLY, STRICT, Mark, Plan, Progress, save_state
 from circuit.train.texts import Written
 from circuit.train.unroll import Batch, Unroller
 
-POOL, LOG_EVERY, MEASURE_EVERY, SAVE_EVERY, DRAFTS = 512, 20, 200, 50, 3
+POOL, SAVE_EVERY, DRAFTS = 512, 50, 3
+
+# Marks of the curves and measurements of a run: how many, and the most steps from one to the next.
+MARKS, MARK_EVERY, MEASUREMENTS, MEASURE_EVERY = 50, 20, 10, 200
 
 
 def batches(
@@ -49,6 +52,11 @@ def batches(
             made.append(batch)
     rng.shuffle(made)
     return made
+
+
+def every(steps: int, times: int, most: int) -> int:
+    """After how many of `steps` something is done that is done `times` times, or every `most`."""
+    return max(1, min(most, steps // times))
 
 
 @contextmanager
@@ -112,10 +120,11 @@ class Training:
                 break
             lessons.append(self._learn(Batch.of(texts)))
             told(progress.step)
-            if progress.step % LOG_EVERY == 0 or progress.step == total:
+            if progress.step % every(total, MARKS, MARK_EVERY) == 0 or progress.step == total:
                 progress.marks.append(_mark(progress.step, lessons))
                 lessons = []
-            if progress.step % MEASURE_EVERY == 0 or progress.step == total:
+            measured = every(total, MEASUREMENTS, MEASURE_EVERY)
+            if progress.step % measured == 0 or progress.step == total:
                 self._measure()
             if progress.step % SAVE_EVERY == 0:
                 self.save()
@@ -155,7 +164,9 @@ class Training:
         self.progress.step += 1
         self.progress.place += 1
         self.progress.rows += lesson.rows
-        if self.plan.past(GREEDY_ONLY, step + 1) and not self.plan.past(GREEDY_ONLY, step):
+        if any(self.plan.passes(part, step) for part in AVERAGED):
+            self.optimiser.put_aside()
+        if self.plan.passes(GREEDY_ONLY, step):
             self.progress.epoch, self.progress.place = self.progress.epoch + 1, 0
         return loss, lesson.counts
 
@@ -172,10 +183,8 @@ class Training:
         return acceptance(self.unroller.exact(), weights, self.held_out, DRAFTS)
 
     def learned(self) -> dict[str, torch.Tensor]:
-        """The head's weights so far: the average over the last steps,
-        in bf16 as they are shipped.
-        """
-        return {n: t.bfloat16() for n, t in self.optimiser.average.items()}
+        """The head's weights so far, averaged, in bf16 as they are shipped."""
+        return {n: t.bfloat16() for n, t in self.optimiser.shipped().items()}
 
     def save(self) -> None:
         """Writes the state, so that a run with the same plan goes on here."""

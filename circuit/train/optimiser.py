@@ -1,4 +1,4 @@
-"""Muon for matrices, Adam for vectors, and an average of the weights over the last steps."""
+"""Muon for matrices, Adam for vectors, and averages of the weights."""
 
 from __future__ import annotations
 
@@ -52,6 +52,18 @@ class Optimiser:
         self.first = {n: t.clone() for n, t in zeros.items()}
         self.second = {n: t for n, t in zeros.items() if t.ndim == 1}
         self.average = {n: t.detach().clone() for n, t in self.weights.items()}
+        self.aside = {n: t.clone() for n, t in zeros.items()}  # sum of averages, and how many
+        self.count = torch.zeros(())
+
+    def put_aside(self) -> None:
+        """Keeps the running average as it is now for `shipped`."""
+        self.count += 1
+        for name, total in self.aside.items():
+            total += self.average[name]
+
+    def shipped(self) -> dict[str, torch.Tensor]:
+        """The mean of the running average and of those that were put aside."""
+        return {n: (t + self.aside[n]) / (1 + self.count) for n, t in self.average.items()}
 
     @torch.no_grad()
     def update(self, share: float) -> None:
@@ -93,6 +105,7 @@ class Optimiser:
         groups = {
             "weights": self.weights, "average": self.average,
             "first": self.first, "second": self.second,
+            "aside": self.aside, "put": {"aside": self.count},
         }  # fmt: skip
         return {f"{g}.{n}": t.detach() for g, tensors in groups.items() for n, t in tensors.items()}
 

@@ -17,16 +17,17 @@ SUMS, LETTERS, LISTS = 0.09, 0.06, 0.07
 
 
 class Kind(Enum):
-    """Where a text begins: a request of ours, a request that the
-    target makes up, a bare opening.
+    """Where a text begins: a request of the list, one that the target makes up, a filled template,
+    a bare opening.
     """
 
-    REQUEST = "request"
+    ASKED = "asked"
     OWN = "own"
+    TEMPLATE = "template"
     OPENING = "opening"
 
 
-SHARES = {Kind.OWN: 0.45, Kind.OPENING: 0.01, Kind.REQUEST: 0.54}
+SHARES = {Kind.ASKED: 0.5, Kind.OWN: 0.3, Kind.TEMPLATE: 0.19, Kind.OPENING: 0.01}
 
 
 @cache
@@ -40,7 +41,7 @@ def kind(rng: random.Random) -> Kind:
 
 
 def request(rng: random.Random) -> str:
-    """A request of a user: a template with a subject, a sum, a letter or a list."""
+    """A request made of a template with a subject, a sum, a letter or a list."""
     table, which = _table(), rng.random()
     if which < SUMS:
         small = rng.randint(2, 20)

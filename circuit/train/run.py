@@ -22,6 +22,10 @@ PLAN, STATE = "run.json", "state.safetensors"
 # goes on, texts are greedy ones alone, and all scored ids take part.
 FLAT, STRICT, GREEDY_ONLY, ALL_COLUMNS = 0.3, 0.6, 0.75, 0.88
 
+# Parts of a run after which the running average of the weights is put aside; what is shipped is the
+# mean of these and of the one at the end.
+AVERAGED = (0.85,)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -40,6 +44,10 @@ class Plan:
     def past(self, part: float, step: int) -> bool:
         """True once `part` of the run is behind."""
         return step >= part * self.steps
+
+    def passes(self, part: float, step: int) -> bool:
+        """True for the one `step` that leaves `part` of the run behind."""
+        return self.past(part, step + 1) and not self.past(part, step)
 
     def share(self, step: int) -> float:
         """The part of the learning rate at `step`: a rise over 30
