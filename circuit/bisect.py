@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from circuit import options
 from circuit.backends import BACKENDS, RUNNERS
-from circuit.part_check import compare, eager_distances, eager_pair
+from circuit.part_check import eager_pair
+from circuit.program_check import compare, eager_distances
 from circuit.report import Screen
 from circuit.scenario import Observed, Script, one_by_one
 from ir.key import DECODE

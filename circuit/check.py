@@ -101,11 +101,12 @@ def _record(checks: Mapping[str, PartCheck], problems: list[str]) -> dict[str, o
 
 def _tell(checks: Mapping[str, PartCheck], problems: list[str], screen: Screen) -> None:
     rows = [
-        [c.part, str(c.key), str(c.rows), f"{c.numbers:,}", str(c.tokens), f"{c.worst:.2f}",
+        [c.part, str(c.key), str(c.rows), f"{c.numbers:,}", str(c.tokens), str(c.near_ties),
+         f"{c.worst:.2f}",
          "ok" if not c.problems else "WRONG"]
         for check in checks.values() for c in check.programs
     ]  # fmt: skip
-    headings = ["part", "program", "rows", "numbers", "tokens", "of allowance", ""]
+    headings = ["part", "program", "rows", "numbers", "tokens", "near ties", "of allowance", ""]
     screen.say(table(headings, rows))
     equal = sum(check.equal_rows for check in checks.values())
     seen = sum(ok for check in checks.values() for ok in check.faults.values())

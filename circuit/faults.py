@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codegen.plan import Plan, Space
-from ir.key import DECODE
+from ir.key import DECODE, GraphKey
 
 if TYPE_CHECKING:
     from runners.native import NativeRunner
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fault:
-    """One changed byte of a weight of DECODE: of its first vector, or
-    of its first matrix.
-    """
+    """One changed byte of a weight of a program: of its first vector, or of its first matrix."""
 
     name: str
     dimensions: int
@@ -33,20 +31,24 @@ PLACES = 256
 STRIDE = 2654435761
 
 
-def seen(runner: NativeRunner, fault: Fault, is_wrong: Callable[[], bool]) -> bool:
-    """True if `is_wrong` says so while one byte is changed, for at
-    least one of the places tried.
+def seen(
+    runner: NativeRunner, fault: Fault, is_wrong: Callable[[], bool], key: GraphKey = DECODE
+) -> bool:
+    """True if `is_wrong` says so while one byte is changed for the program of `key`, for at least
+    one of the places tried.
     """
-    return any(_seen_at(runner, fault, place, is_wrong) for place in range(PLACES))
+    return any(_seen_at(runner, key, fault, place, is_wrong) for place in range(PLACES))
 
 
-def _seen_at(runner: NativeRunner, fault: Fault, place: int, is_wrong: Callable[[], bool]) -> bool:
-    plan = runner.plan(DECODE)
+def _seen_at(
+    runner: NativeRunner, key: GraphKey, fault: Fault, place: int, is_wrong: Callable[[], bool]
+) -> bool:
+    plan = runner.plan(key)
     number = _victim(plan, fault)
     buffer = plan.buffers[number]
     changed = np.array(runner.part.weight(buffer.name, buffer.layout))
     changed[_offset(len(changed), place)] ^= EXPONENT_BIT
-    with runner.substituted(DECODE, number, changed):
+    with runner.substituted(key, number, changed):
         return is_wrong()
 
 

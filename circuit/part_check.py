@@ -4,48 +4,35 @@ byte for byte, its planted faults.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from circuit.compare import Distance, clear_rows, distance, pooled, share_used
 from circuit.faults import FAULTS, seen
+from circuit.feed import in_order
+from circuit.program_check import (
+    Columns,
+    Compared,
+    along,
+    compare,
+    compare_chain,
+    drafts_of,
+    eager_distances,
+)
 from circuit.report import Report
-from circuit.scenario import PARENTS, PREFIX, Observed, Script, by_paths, one_by_one, walk
+from circuit.scenario import PARENTS, PREFIX, Observed, Script, by_paths, follow, one_by_one, walk
 from ir.key import DECODE, GraphKey, Mode
 
 if TYPE_CHECKING:
     from circuit.bindings import Bound
+    from ir.binding import Binding
     from runners.base import Runner
     from runners.eager import EagerRunner
 
 LEAST_TOKENS = 8  # tokens of a part that must have been compared exactly for a run to count
-
-
-@dataclass
-class Compared:
-    """What was compared of one program: how much, and the worst share
-    of the allowance that it used.
-    """
-
-    part: str
-    key: GraphKey
-    rows: int = 0
-    numbers: int = 0
-    tokens: int = 0
-    near_ties: int = 0
-    worst: float = 0.0
-    problems: list[str] = field(default_factory=list)
-
-    def plain(self) -> dict[str, object]:
-        """The record as JSON values."""
-        return {
-            "part": self.part, "key": str(self.key), "rows": self.rows, "numbers": self.numbers,
-            "tokens": self.tokens, "near_ties": self.near_ties, "worst": round(self.worst, 4),
-            "problems": self.problems,
-        }  # fmt: skip
 
 
 @dataclass
@@ -108,99 +95,90 @@ def check_part(
     keys: Collection[GraphKey],
     report: Report,
 ) -> PartCheck:
-    """Walks through the programs of a part on all three runners, compares, and plants faults."""
-    eager, oracle = eager_pair(bound, name, runner.pool.context)
-    kept: dict[GraphKey, tuple[Observed, Observed, Observed]] = {}
-    for trio in zip(*(walk(r, script, keys) for r in (runner, eager, oracle)), strict=True):
-        report(f"{name} programs", len(kept), max(len(keys), 1))
-        kept[trio[0].key] = trio
-    report(f"{name} programs", 1, 1)
-    sizes = eager_distances([(plain, exact) for _, plain, exact in kept.values()])
-    check = PartCheck([compare(name, first, last, sizes) for first, _, last in kept.values()])
-    same_rows(name, check, runner, script, [first for first, _, _ in kept.values()])
-    if DECODE in kept:
+    """Walks through the programs of a part on all three runners, compares, and plants faults.
 
-        def is_wrong() -> bool:
-            broken = next(o for o in walk(runner, script, {DECODE}) if o.key == DECODE)
-            return bool(compare(name, broken, kept[DECODE][2], sizes).problems)
+    Chains are followed step by step, along the drafts that the compiled program made.
+    """
+    references = eager_pair(bound, name, runner.pool.context)
+    columns = columns_of(bound.bindings[name])
+    progress = partial(report, f"{name} programs")
+    found = _observed(runner, references, script, keys, columns, progress)
+    pairs = [
+        tuple(along(c, r, columns) if c.key.goes_on else r for r in pair)
+        for c, *pair in found if None not in pair
+    ]  # fmt: skip
+    sizes = eager_distances(pairs)
 
-        check.faults = {fault.name: seen(runner, fault, is_wrong) for fault in FAULTS}
-    eager.close()
-    oracle.close()
+    def judged(compiled: Observed, exact: Observed | None) -> Compared:
+        if compiled.key.goes_on:
+            return compare_chain(name, compiled, exact, sizes, columns)
+        return compare(name, compiled, exact, sizes)
+
+    check = PartCheck([judged(compiled, exact) for compiled, _, exact in found])
+    same_rows(name, check, runner, script, [compiled for compiled, _, _ in found])
+    known = {compiled.key: exact for compiled, _, exact in found}
+    for key in planted_keys(known):
+
+        def is_wrong(key: GraphKey = key) -> bool:
+            broken = next(o for o in walk(runner, script, {key}) if o.key == key)
+            exact = known[key]
+            if key.goes_on:  # along the drafts that the broken program makes
+                _, exact = _followed((broken, None), references[1:], script, columns)
+            return bool(judged(broken, exact).problems)
+
+        check.faults |= {f"{f.name}, {key}": seen(runner, f, is_wrong, key) for f in FAULTS}
+    for reference in references:
+        reference.close()
     return check
 
 
-def numbers_of(observed: Observed) -> dict[str, np.ndarray]:
-    """Everything that a program gave and stored which is a real number."""
-    outputs = {n: a for n, a in observed.outputs.items() if not n.startswith("tokens")}
-    return outputs | {f"stored {n}": a for n, a in observed.stored.items()}
-
-
-def drafted_alike(one: Observed, other: Observed) -> bool:
-    """True unless two runs of a chain went on with different drafts: then
-    their numbers are of other texts.
+def _observed(
+    runner: Runner, references: Sequence[EagerRunner], script: Script, keys: Collection[GraphKey],
+    columns: Columns | None, report: Callable[[int, int], None],
+) -> list[tuple[Observed | None, ...]]:  # fmt: skip
+    """What each program gave, and what the references did in its place: the same program, or
+    single steps along the drafts of a chain (None where it drafts no ids of the head's).
     """
-    names = [n for n in one.outputs if n.startswith("tokens.")]
-    return all(np.array_equal(one.outputs[n], other.outputs[n]) for n in names)
+    plainly = [key for key in keys if not key.goes_on]
+    walks = [walk(reference, script, plainly) for reference in references]
+    kept: list[tuple[Observed | None, ...]] = []
+    for compiled in walk(runner, script, keys):
+        report(len(kept), len(keys) + 1)
+        chain = compiled.key.goes_on
+        kept.append((compiled, *(None if chain else next(found) for found in walks)))
+    for found in walks:
+        found.close()
+    report(1, 1)
+    return [_followed(found, references, script, columns) for found in kept]
 
 
-def eager_distances(pairs: Sequence[tuple[Observed, Observed]]) -> dict[str, Distance]:
-    """By name of an output or a state: how far eager is from the
-    oracle, over all programs of a part.
-    """
-    found: dict[str, list[Distance]] = {}
-    for plain, exact in pairs:
-        if drafted_alike(plain, exact):
-            known = numbers_of(exact)
-            for name, array in numbers_of(plain).items():
-                found.setdefault(name, []).append(distance(array, known[name]))
-    return {name: pooled(distances) for name, distances in found.items()}
+def columns_of(binding: Binding) -> Columns | None:
+    """The target ids of the columns that a head scores; None of a target, which drafts nothing."""
+    from ir.binding import DraftBinding
+    from proposers.mtp_program import DRAFT_IDS
+
+    if not isinstance(binding, DraftBinding):
+        return None
+    mapped = binding.weights.get(DRAFT_IDS)
+    return Columns(np.arange(binding.vocab) if mapped is None else mapped.numpy())
 
 
-def compare(
-    part: str, compiled: Observed, oracle: Observed, eager: Mapping[str, Distance]
-) -> Compared:
-    """The comparison of one program's outputs and stored rows, each held to the contract."""
-    found = Compared(part, compiled.key, compiled.rows)
-    if compiled.key.goes_on:
-        _compare_chain(found, compiled, oracle)
-    if drafted_alike(compiled, oracle):
-        known = numbers_of(oracle)
-        for name, array in numbers_of(compiled).items():
-            _compare_numbers(found, name, array, eager[name], known[name])
-    if "logits" in compiled.outputs:
-        clear = clear_rows(oracle.outputs["logits"], compiled.outputs["logits"])
-        equal = compiled.outputs["tokens"] == oracle.outputs["tokens"]
-        found.tokens += int(clear.sum())
-        found.near_ties += int((~clear).sum())
-        if not equal[clear].all():
-            found.problems.append(f"{int((~equal[clear]).sum())} tokens differ from the oracle's")
-    return found
+def planted_keys(keys: Collection[GraphKey]) -> list[GraphKey]:
+    """The programs that faults are planted in: DECODE, and the longest chain of each mode."""
+    longest = {key.mode: key for key in in_order(keys) if key.goes_on}
+    return [*([DECODE] if DECODE in keys else []), *longest.values()]
 
 
-def _compare_chain(found: Compared, compiled: Observed, oracle: Observed) -> None:
-    """Counts the chain's tokens up to the first that differs: a near tie,
-    which DECODE judges by its logits.
-    """
-    for step in range(compiled.key.rows):
-        pair = [observed.outputs[f"tokens.{step}"] for observed in (compiled, oracle)]
-        if not np.array_equal(*pair):
-            found.near_ties += 1
-            return
-        found.tokens += 1
-
-
-def _compare_numbers(
-    found: Compared, name: str, compiled: np.ndarray, eager: Distance, oracle: np.ndarray
-) -> None:
-    if compiled.shape != oracle.shape:
-        found.problems.append(f"{name} is {list(compiled.shape)}, not {list(oracle.shape)}")
-        return
-    share = share_used(compiled, eager, oracle)
-    found.numbers += compiled.size
-    found.worst = max(found.worst, share)
-    if not share <= 1:
-        found.problems.append(f"{name} is {share:.1f} times as far from the oracle as it may be")
+def _followed(
+    found: tuple[Observed | None, ...], references: Sequence[EagerRunner], script: Script,
+    columns: Columns | None,
+) -> tuple[Observed | None, ...]:  # fmt: skip
+    """What was found, with the references' single steps where the compiled program is a chain."""
+    compiled = found[0]
+    drafts = drafts_of(compiled, columns) if compiled.key.goes_on else None
+    if drafts is None:
+        return found
+    return compiled, *(follow(reference, script, drafts) for reference in references)
 
 
 def same_rows(

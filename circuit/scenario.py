@@ -82,6 +82,28 @@ def one_by_one(runner: Runner, script: Script, start: int, count: int) -> list[O
     return found[start:]
 
 
+def follow(runner: Runner, script: Script, drafts: Sequence[int]) -> Observed:
+    """What DECODE gives along a chain of `drafts` after the prefix: `logits` of each step, the last
+    `hidden`, and the rows stored.
+
+    Each step takes the draft of the step before and the hidden that this runner itself recycled.
+    """
+    types, logits = runner.inputs(DECODE), []
+    with runner.pool.lease() as lease:
+        _rows(runner, script, runner.fitting(Mode.PREFILL, PREFIX), lease, range(PREFIX))
+        row = script.row(PREFIX, PREFIX)
+        for draft in drafts:
+            lease.append(1)
+            table = lease.table(types["tables"].shape[1])
+            out = runner.step(DECODE, **feed(DECODE, types, [row], [table]))
+            logits.append(runner.read(out["logits"])[0])
+            hidden = runner.read(out["hidden"])
+            row = replace(row, token=int(draft), index=row.index + 1, hidden=hidden[0])
+        stored = {n: lease.read(n)[:, :, PREFIX:] for n in runner.pool.arrays}
+        given = {"logits": np.stack(logits), "hidden": hidden}
+        return Observed(DECODE, len(drafts), given, _as_numbers(runner, stored))
+
+
 def by_paths(runner: Runner, script: Script, parents: Sequence[int]) -> list[Observed]:
     """What DECODE gives for each row of the walk's tree, after the rows of its path."""
     found = []
@@ -157,6 +179,10 @@ def _observed(
         whole = key.goes_on or len(array) == 1  # one row for the program as a whole
         name = name.replace("ranks.", "tokens.")  # ids, the draft among them
         outputs[name] = array if whole else array[:live]
+    return Observed(key, rows, outputs, _as_numbers(runner, stored))
+
+
+def _as_numbers(runner: Runner, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Copies of stored rows as real numbers."""
     types = runner.pool.types
-    numbers = {n: as_numbers(a, types[n].format).copy() for n, a in stored.items()}
-    return Observed(key, rows, outputs, numbers)
+    return {n: as_numbers(a, types[n].format).copy() for n, a in stored.items()}
