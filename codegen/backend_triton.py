@@ -19,6 +19,7 @@ from codegen.triton_emit import EMITTERS, emit
 from codegen.triton_holes import render
 from codegen.triton_pack import SPLIT, pack_split
 from codegen.triton_schedule import FEW_ROWS, TritonSchedule, linear_cost, linear_space, width_of
+from codegen.triton_tiles import in_tiles, tile_cost, tile_space
 from ir.errors import CircuitError
 from ir.format import Format, TensorType
 from ir.op import Value
@@ -85,11 +86,15 @@ class TritonBackend(Backend):
         name = lowered.anchor.target.name if lowered.anchor is not None else None
         if name == "linear":
             yield from linear_space(lowered)
+        elif in_tiles(lowered):
+            yield from tile_space(lowered)
         else:
             yield TritonSchedule(warps=4)
 
     def cost(self, lowered: Lowered, schedule: Schedule) -> float:
-        """Seconds of a product by the bytes it moves; 0 where there is no choice."""
+        """Seconds of a product, or of attention in tiles; 0 where there is no choice."""
+        if in_tiles(lowered):
+            return tile_cost(lowered, schedule)
         linear = lowered.anchor is not None and lowered.anchor.target.name == "linear"
         return linear_cost(lowered, schedule) if linear else 0.0
 

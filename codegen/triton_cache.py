@@ -42,7 +42,7 @@ def attention(lowered: Lowered, schedule: TritonSchedule) -> Draft:
             query.append(w.fresh("q"))
             w.line(f"{query[-1]} = " + (f"tl.where({cut}, {text}, 0.0)" if cut else text))
     result = [f"result{h}" for h in range(per)]
-    stores = _stores(w, lowered, [(row, h, dim) for h in heads], result)
+    stores = result_stores(w, lowered, [(row, h, dim) for h in heads], result)
     context = d["t"] * 16
     spans = -(-context // SPAN)
     part = per * (power(d["d"]) + 8)
@@ -93,7 +93,7 @@ def _ancestors(w: Holes, lowered: Lowered, last: str) -> list[tuple[str, str]]:
     return places
 
 
-def _stores(
+def result_stores(
     w: Holes, lowered: Lowered, places: list[tuple[Expr, Expr, Expr]], result: list[str]
 ) -> list[str]:
     """The stores of a program whose results at `places` (row, head, dim) are named `result`."""

@@ -12,6 +12,7 @@ from codegen.triton_cache import attention, kv_write
 from codegen.triton_holes import Draft, render
 from codegen.triton_linear import linear
 from codegen.triton_schedule import TritonSchedule
+from codegen.triton_tiles import attention_tiles, in_tiles
 from ir.format import BLOCK, Format
 
 POINTER_TYPES = {
@@ -43,7 +44,9 @@ def pieces(operand: Operand) -> list[tuple[str, int, str]]:
 def emit(lowered: Lowered, schedule: TritonSchedule) -> Kernel:
     """The kernel of a region, with the record by which it is launched."""
     name = None if lowered.anchor is None else lowered.anchor.target.name
-    draft = EMITTERS[name](lowered, schedule) if name else body(lowered, schedule)
+    tiles = in_tiles(lowered) and schedule.rows > 0
+    write = attention_tiles if tiles else EMITTERS[name] if name else body
+    draft = write(lowered, schedule)
     parameters, names = [], []
     for number, operand in enumerate((*lowered.reads, *lowered.writes)):
         for piece, offset, type_ in pieces(operand):

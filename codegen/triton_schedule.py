@@ -19,7 +19,8 @@ FEW_ROWS = 8
 """The most rows that are computed row by row; more rows go to the matrix units."""
 _SUMS = 8  # accumulator tiles of one warp, 8 registers a lane each; one column is always allowed
 _REGISTERS = 240
-_BANDWIDTH, _PROCESSORS, _IN_FLIGHT = 4.3e12, 132, 32 * 1024
+PROCESSORS = 132
+_BANDWIDTH, _IN_FLIGHT = 4.3e12, 32 * 1024
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def linear_cost(lowered: Lowered, schedule: TritonSchedule) -> float:
     )
     resident = max(1, min(32, 65536 // (32 * registers)))
     programs = n / lanes / (schedule.columns * schedule.tiles)
-    warps = min(resident, programs / _PROCESSORS)
+    warps = min(resident, programs / PROCESSORS)
     in_flight = warps * schedule.columns * lanes * BLOCK_K * (weights / (n * k)) * schedule.unroll
     row_bytes = 2 * m * k * programs * (1 + schedule.tiles)
     slow = max(1.0, _IN_FLIGHT / max(in_flight, 1))

@@ -53,7 +53,18 @@ def test_a_draft_step_is_nine_launches(compiled: dict[str, list[dict]]) -> None:
     assert len(rows) == 9
 
 
-@pytest.mark.parametrize("model", KEYS)
+@pytest.mark.parametrize("model", ["target", "attended"])
+def test_many_rows_of_one_sequence_attend_in_tiles(compiled: dict, model: str) -> None:
+    """With room for two programs on a processor: 65536 registers, 160 KiB of shared memory."""
+    found = [r for r in compiled[model] if r["label"].startswith("PREFILL")]
+    rows = [r for r in found if "attention" in r["label"]]
+    assert {r["arch"] for r in rows} == set(ARCHS) and len(rows) == len(ARCHS)
+    for row in rows:
+        assert row["shared"] + row["asked"] <= SHARED_LIMIT // 2 and row["registers"] <= 255, row
+        assert row["shared"] + row["asked"] > 16 * 1024, row  # a tile of keys and one of values
+
+
+@pytest.mark.parametrize("model", ["head", "target"])
 def test_a_row_is_added_up_in_one_order_whatever_the_row_count(compiled: dict, model: str) -> None:
     """On each architecture, what DECODE and VERIFY_4 reduce along a
     row is spread over lanes alike.

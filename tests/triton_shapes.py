@@ -23,9 +23,10 @@ from codegen.kernel import Kernel
 from codegen.lower import lower
 from codegen.schedules import ScheduleBook
 from ir.graph import Graph, GraphKey
+from ir.ops import attention, merge_heads, rms_norm, rope, split_heads
 from ir.passes.manager import run_pipeline
 from ir.tensor import Format, TensorType
-from ir.tracing import trace
+from ir.tracing import Scope, trace
 from proposers import mtp_program
 from proposers.config import Contract, HeadConfig
 
@@ -76,10 +77,28 @@ def target(key: GraphKey, context: int = 2048) -> Graph:
     return trace(target_program(c, context, Format.BF16), key, weights, states, "target")
 
 
-MODELS = {"head": head, "target": target}
+def attended(key: GraphKey, context: int = 4096) -> Graph:
+    """Attention of 32 heads of 128 columns on 8 in bf16, its queries normed and turned."""
+    rows, heads, dim = key.rows, 32, 128
+
+    def program(s: Scope) -> None:
+        at = (s.input("tables", 1, context // 16), s.input("row_sequence", rows))
+        q = split_heads(s.input("q", rows, heads * dim, format=Format.BF16), heads=heads)
+        q = rms_norm(q, s.weight("norm"), eps=1e-6)
+        q = rope(q, s.input("positions", rows), s.weight("rope.cos"), s.weight("rope.sin"))
+        y = attention(q, s.state("kv"), *at, s.input("indices", rows), scale=dim**-0.5)
+        s.output("y", merge_heads(y))
+
+    weights = {"norm": TensorType((dim,), Format.F32), **rotary(context, 64)}
+    kv = TensorType((1 + context // 16, 2, 8, 16, dim), Format.BF16)
+    return trace(program, key, weights, {"kv": kv}, "attended")
+
+
+MODELS = {"head": head, "target": target, "attended": attended}
 KEYS = {
     "head": ("DECODE", "VERIFY_4", "BATCH_16", "PREFILL_256", "SPINE_1"),
     "target": ("DECODE", "VERIFY_4", "BATCH_8", "PREFILL_256", "TREE_8"),
+    "attended": ("PREFILL_256",),
 }
 
 
