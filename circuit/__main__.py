@@ -12,9 +12,9 @@ def main() -> None:
 
         app()
     except KeyboardInterrupt:
-        from circuit.usage import interrupted
+        from circuit.report import interrupted_early
 
-        sys.exit(interrupted())
+        sys.exit(interrupted_early())
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def tree_asked(text: str) -> TreeShape | TreeGrowth | None:
 
 def _text(given: str) -> str:
     try:
-        text = sys.stdin.read() if given == STDIN else given
+        text = given if given != STDIN else sys.stdin.read() if sys.stdin else ""
     except UnicodeDecodeError as error:
         raise NotText(index=error.start) from error
     if not text:

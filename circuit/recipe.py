@@ -131,7 +131,7 @@ def _value(wanted: Any, value: Any, where: str) -> Any:
     if wanted is float and type(value) is int:
         return float(value)
     name = "list" if get_origin(wanted) else wanted.__name__
-    raise ValueError(f"{where} is {shown(value)}, not a {name}")
+    raise ValueError(f"{where} is {shown(value)}, not a{'n' * (name == 'int')} {name}")
 
 
 def _record(kind: Any, values: dict[str, Any], where: str) -> Any:

@@ -188,15 +188,16 @@ class _Stop:
 def _ended(screen: Screen, end: KeyboardInterrupt | SystemExit) -> int:
     """The exit code of a command that was asked to end, and a sentence that says so."""
     if isinstance(end, KeyboardInterrupt):
-        return interrupted(screen)
+        return _failed(screen, INTERRUPTED, "Interrupted", f"Interrupted; {NOTHING_LEFT}.", AGAIN)
     if end.code == TERMINATED:
         return _failed(screen, TERMINATED, "Terminated", f"Terminated; {NOTHING_LEFT}.", AGAIN)
     return end.code if isinstance(end.code, int) else FAILURE
 
 
-def interrupted(screen: Screen) -> int:
-    """Tells that the command was interrupted; its exit code."""
-    return _failed(screen, INTERRUPTED, "Interrupted", f"Interrupted; {NOTHING_LEFT}.", AGAIN)
+def interrupted_early() -> int:
+    """Tells that the run was interrupted before a command could tell it; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _ended(Screen("--json" in sys.argv), KeyboardInterrupt())
 
 
 def _told(error: Exception) -> tuple[int, str, str, str]:
@@ -219,20 +220,20 @@ def _failed(screen: Screen, code: int, kind: str, sentence: str, hint: str = "")
     print(f"error: {sentence}", file=sys.stderr)
     if hint:
         print(f"  hint: {hint}", file=sys.stderr)
-    try:
-        if screen.as_json:
-            print(told_as_json(code, kind, sentence, hint))
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:  # it takes nothing; stderr has said why
-        _forget(sys.stdout)
+    print_failure(code, kind, sentence, hint, screen.as_json)
     return code
 
 
-def told_as_json(code: int, kind: str, sentence: str, hint: str) -> str:
-    """The object that a failed command prints, as one line."""
+def print_failure(code: int, kind: str, sentence: str, hint: str, as_json: bool = True) -> None:
+    """Prints the object of a failed command where one is asked for, if stdout still takes it."""
     told = {"error": {"kind": kind, "says": sentence, "hint": hint}, "exit_code": code}
-    return json.dumps(told)
+    try:
+        if as_json:
+            print(json.dumps(told))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # stderr has said what there is to say
+        _forget(sys.stdout)
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:

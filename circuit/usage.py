@@ -4,15 +4,13 @@ those who read the commands with a program.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperGroup
 
-from circuit import report
-from circuit.report import USAGE, Screen, told_as_json
+from circuit.report import USAGE, interrupted_early, print_failure
 
 
 class Commands(TyperGroup):
@@ -31,7 +29,7 @@ class Commands(TyperGroup):
             error.show()
             where = getattr(getattr(error, "ctx", None), "command_path", "circuit")
             hint = f"`{where} --help` lists what it takes."
-            print(told_as_json(USAGE, type(error).__name__, error.format_message(), hint))
+            print_failure(USAGE, type(error).__name__, error.format_message(), hint)
             code = USAGE
         sys.exit(code)
 
@@ -40,10 +38,4 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            ctx.exit(interrupted())
-
-
-def interrupted() -> int:
-    """Tells that the run was interrupted before a command could tell it; the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return report.interrupted(Screen("--json" in sys.argv))
+            ctx.exit(interrupted_early())

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,15 +36,20 @@ class CannotWrite(CircuitError):
     hint = "choose another folder, or change its permissions"
 
 
+class StoreUnwritable(CannotWrite):
+    says = "built kernels cannot be kept in {path}: {problem}"
+    hint = "change its permissions, or name another folder in $CIRCUIT_CACHE"
+
+
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, refused: type[CannotWrite] = CannotWrite) -> Iterator[None]:
     """Turns the operating system's refusals while `path` is written into errors that name it."""
     try:
         yield
     except OSError as problem:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DiskFull(path=path) from problem
-        raise CannotWrite(path=path, problem=problem.strerror or problem) from problem
+        raise refused(path=path, problem=problem.strerror or problem) from problem
 
 
 def sync(path: Path) -> None:
@@ -100,12 +105,15 @@ def _sweep(parent: Path) -> None:
             LOG.debug("%s is left where it is: %s", path, problem)
 
 
-def write_atomically(path: Path, data: bytes, told: Path | None = None) -> None:
-    """Writes `data` to `path`, whole or not at all: a temporary file, fsync, rename.
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes `data` to `path`, whole or not at all; DiskFull and CannotWrite name the path."""
+    with writing(path):
+        write_file(path, data)
 
-    An error names `told`, where that says more to a person than `path`.
-    """
-    with writing(told or path), scratch(path.parent) as folder:
+
+def write_file(path: Path, data: bytes) -> None:
+    """Writes `data` to `path`, whole or not at all: a temporary file, fsync, rename."""
+    with scratch(path.parent) as folder:
         part = folder / "part"
         part.write_bytes(data)
         sync(part)
@@ -140,8 +148,12 @@ class KernelStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        with writing(root):
+        with self.filled():
             root.mkdir(parents=True, exist_ok=True)
+
+    def filled(self) -> AbstractContextManager[None]:
+        """A block in which the store is written: refusals of the system become errors about it."""
+        return writing(self.root, StoreUnwritable)
 
     def get(self, digest: str, suffix: str) -> Path | None:
         """The built file of `digest`; None if there is none that is whole."""
@@ -158,7 +170,8 @@ class KernelStore:
     def put(self, digest: str, suffix: str, data: bytes) -> Path:
         """Keeps `data` as the file of `digest` and returns its path."""
         path = self.root / digest[:2] / self._name(digest, suffix, data)
-        write_atomically(path, data, told=self.root)
+        with self.filled():
+            write_file(path, data)
         return path
 
     @staticmethod

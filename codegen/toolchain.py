@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -17,13 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen.store import DiskFull, KernelStore, digest_of, scratch, writing
+from codegen.manifest import shown
+from codegen.store import DiskFull, KernelStore, digest_of, scratch
 from ir.errors import CircuitError
 
 if TYPE_CHECKING:
     from codegen.backend import Report
 
 
+MAGIC = {"Linux": b"\x7fELF", "Darwin": (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")}
+ROOM = 1 << 20  # bytes; a compiler that has less and says nothing could not write its complaint
 PATIENCE = 2.0  # seconds that a compiler has to end by itself
 
 
@@ -109,7 +113,7 @@ def compile_objects(
     report("compile kernels", len(built), len(units))
     if not pending:
         return {name: built[name] for name in units}
-    with writing(store.root), scratch(store.root) as folder:
+    with store.filled(), scratch(store.root) as folder:
         for name, text in headers.items():
             (folder / name).write_text(text, "utf-8")
         with _ended() as running:
@@ -168,22 +172,30 @@ def _made(
 ) -> bytes:
     """The file that `process` made; its complaint as an error if it made none."""
     path = folder / file
-    if process.returncode != 0 or not path.is_file() or not path.stat().st_size:
+    data = path.read_bytes() if path.is_file() else b""
+    usable = data and data.startswith(MAGIC.get(platform.system(), b""))
+    if process.returncode != 0 or not usable:
         raise _refusal(compiler, name, folder / f"{name}.log", process.returncode)
-    return path.read_bytes()
+    return data
 
 
 def _refusal(compiler: Compiler, unit: str, log: Path, code: int) -> CircuitError:
     lines = log.read_text("utf-8", "replace").splitlines()
     full = [line.strip() for line in lines if "No space left" in line or "size limit" in line]
-    if full or code == -signal.SIGXFSZ:
+    silenced = code != 0 and not lines and shutil.disk_usage(log.parent).free < ROOM
+    if full or silenced or code == -signal.SIGXFSZ:
         said = f" (the compiler says: {full[0]})" if full else ""
         return DiskFull(path=f"{unit}.o{said}")
     wrong = [line for line in lines if "error" in line.lower()]
     if code < 0:
-        wrong = [f"it was ended by {signal.Signals(-code).name}"]
-    problem = (wrong or lines or [f"it made no file, with exit code {code}"])[0].strip()
-    return CompilerFailed(command=" ".join(compiler.command), unit=unit, problem=problem)
+        problem = f"it was ended by {signal.Signals(-code).name}"
+    elif code == 0:
+        problem = "it ends well, but makes no file that this machine can use"
+    else:
+        problem = (wrong or lines[-1:] or [f"exit code {code}"])[0].strip()
+    return CompilerFailed(
+        command=" ".join(compiler.command), unit=unit, problem=shown(problem, 300)
+    )
 
 
 def link_library(
@@ -196,7 +208,7 @@ def link_library(
     digest = digest_of(compiler.version, name, *flags, *(p.stem for p in objects.values()))
     if (known := store.get(digest, ".so")) is not None:
         return known
-    with writing(store.root), scratch(store.root) as folder, _ended() as running:
+    with store.filled(), scratch(store.root) as folder, _ended() as running:
         for unit, path in objects.items():
             shutil.copyfile(path, folder / f"{unit}.o")
         words = ["-shared", *(f"{u}.o" for u in objects), "-o", name, *flags]

@@ -1,5 +1,6 @@
 """An artifact is whole, the same every time, refused when in doubt, and runs as it was compiled."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from safetensors import safe_open
 from tiny import VERIFY_2, binding, without
 
 from codegen import artifact as loading
+from codegen import save
 from codegen.artifact import (
     DeviceMismatch,
     NoSuchPart,
@@ -279,6 +281,61 @@ def test_a_link_stays_and_the_artifact_behind_it_is_replaced(tmp_path):
             (folder / MANIFEST).write_text(text)
         assert link.is_symlink() and (real / MANIFEST).read_text() == text
     assert sorted(os.listdir(tmp_path)) == ["link", "real"] and os.listdir(real.parent) == ["art"]
+
+
+@pytest.mark.parametrize("system", ["in one step", "in three"])
+def test_two_writers_of_one_folder_each_leave_a_whole_one(tmp_path, monkeypatch, system):
+    if system == "in three":
+        monkeypatch.setattr(save.ctypes, "CDLL", lambda *given, **options: object())
+    out = tmp_path / "art"
+    with staging(out) as one:
+        (one / MANIFEST).write_text("one")
+        with staging(out) as two:
+            (two / MANIFEST).write_text("two")
+            (two / "more").write_text("")
+        assert (out / MANIFEST).read_text() == "two"
+    assert contents(out) == {Path(MANIFEST): b"one"} and os.listdir(tmp_path) == ["art"]
+
+
+def test_what_has_come_meanwhile_is_not_replaced(tmp_path):
+    out = tmp_path / "art"
+    with pytest.raises(OutputOccupied), staging(out) as folder:
+        (folder / MANIFEST).write_text("{}")
+        out.mkdir()
+        (out / "letter.txt").write_text("dear")
+    assert contents(tmp_path) == {Path("art/letter.txt"): b"dear"}
+
+
+def test_a_failed_swap_leaves_the_old_one(tmp_path, monkeypatch):
+    out, rename = tmp_path / "art", os.rename
+    out.mkdir()
+    (out / MANIFEST).write_text("old")
+
+    def refuse(source, target):
+        if Path(target) == out and Path(source).name == "new":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(save.ctypes, "CDLL", lambda *given, **options: object())
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(CannotWrite), staging(out) as folder:
+        (folder / MANIFEST).write_text("new")
+    assert (out / MANIFEST).read_text() == "old" and os.listdir(tmp_path) == ["art"]
+
+
+def test_a_link_to_itself_is_one_sentence(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(CannotWrite, match="loop cannot be written: Too many levels"), staging(loop):
+        pytest.fail("it was begun")
+
+
+def test_a_link_to_nothing_gets_what_it_leads_to(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "deep" / "art")
+    with staging(link) as folder:
+        (folder / MANIFEST).write_text("{}")
+    assert link.is_symlink() and (tmp_path / "deep" / "art" / MANIFEST).read_text() == "{}"
 
 
 @pytest.mark.parametrize(("code", "error"), [(28, DiskFull), (13, CannotWrite)])

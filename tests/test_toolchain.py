@@ -5,6 +5,8 @@ import errno
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,9 @@ from codegen.store import (
     CannotWrite,
     DiskFull,
     KernelStore,
+    StoreUnwritable,
     digest_of,
+    scratch,
     write_atomically,
     writing,
 )
@@ -162,3 +166,115 @@ def test_a_limit_on_file_size_leaves_nothing_half_written(tmp_path):
 def test_parts_of_a_digest_do_not_run_together():
     assert digest_of("ab", "c") != digest_of("a", "bc") != digest_of("abc")
     assert digest_of("ab", b"c") == digest_of("ab", "c")
+
+
+def compiler_that(folder, text):
+    """A compiler that says its version and then does as `text`, a shell script, says; `$o` names
+    what it is to make.
+    """
+    path = folder / "a compiler"
+    script = '[ "$1" = --version ] && { echo odd 1.0; exit 0; }\n'
+    script += 'while [ $# -gt 0 ]; do [ "$1" = -o ] && o=$2; shift; done\n'
+    path.write_text(f"#!/bin/sh\n{script}{text}\n")
+    path.chmod(0o755)
+    return find_compiler(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("echo begins; echo boom >&2; exit 3", CompilerFailed, "boom"),
+        ("exit 4", CompilerFailed, "exit code 4"),
+        ("kill -9 $$", CompilerFailed, "it was ended by SIGKILL"),
+        ("kill -XFSZ $$", DiskFull, "one.o"),
+        ("echo 'cannot: No space left on device'; exit 1", DiskFull, "No space left on device"),
+        ("exit 0", CompilerFailed, "makes no file that this machine can use"),
+        (": > $o", CompilerFailed, "makes no file that this machine can use"),
+        ("echo junk > $o", CompilerFailed, "makes no file that this machine can use"),
+        ("printf '\\377\\001\\033[2J'; exit 1", CompilerFailed, r"\ufffd\x01\x1b[2J"),
+    ],
+)
+def test_a_broken_compiler_is_one_sentence_and_nothing_is_kept(tmp_path, text, error, said):
+    compiler, store = compiler_that(tmp_path, text), KernelStore(tmp_path / "store")
+    with pytest.raises(error) as caught:
+        compile_objects(compiler, {"one": ""}, [], {}, store, lambda *_: None)
+    assert said in caught.value.sentence and caught.value.sentence.isprintable()
+    assert list(store.root.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_executed_is_no_compiler(tmp_path):
+    path = tmp_path / "c++"
+    path.write_bytes(b"\x7fELF" + bytes(60))
+    path.chmod(0o755)
+    with pytest.raises(CompilerUnusable, match="Exec format error"):
+        find_compiler(str(path))
+    compiler = toolchain.Compiler((str(path),), "as it was before")
+    with pytest.raises(CompilerUnusable, match="Exec format error"):
+        compile_objects(compiler, UNITS, FLAGS, HEADERS, KernelStore(tmp_path), lambda *_: None)
+
+
+def test_a_compiler_is_named_from_the_folder_of_the_caller(tmp_path, monkeypatch):
+    compiler_that(tmp_path, "exit 0")
+    monkeypatch.chdir(tmp_path)
+    assert find_compiler("./a compiler").command == (str(tmp_path / "a compiler"),)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="there is no /proc")
+def test_what_a_compiler_has_started_ends_with_it(tmp_path):
+    compiler = compiler_that(tmp_path, "sleep 600 & echo $! > pid; wait")
+    pids = []
+
+    def look(_seconds):
+        found = [p.read_text() for p in tmp_path.rglob("pid")]
+        if found and found[0].strip():
+            pids.append(int(found[0]))
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(toolchain.time, "sleep", look)
+        compile_objects(compiler, {"one": ""}, [], {}, KernelStore(tmp_path), lambda *_: None)
+    state = Path(f"/proc/{pids[0]}/stat")
+    for _ in range(3000):  # until the system has come to end it; its parent may not have noticed
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.01)
+    pytest.fail("it goes on")
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:50], lambda data: b"", lambda data: b"junk"])
+def test_a_kernel_that_was_cut_short_or_replaced_is_built_again(tmp_path, spoil):
+    first = build(tmp_path)
+    right = first.read_bytes()
+    for path in (first, *tmp_path.rglob("*.o")):
+        path.write_bytes(spoil(path.read_bytes()))
+    again = build(tmp_path)
+    assert again == first and again.read_bytes() == right
+    assert ctypes.CDLL(str(again)).two() == 81
+
+
+def test_a_store_that_is_full_is_read_without_being_written(tmp_path, monkeypatch):
+    first = build(tmp_path)
+    monkeypatch.setattr(toolchain, "scratch", lambda _: pytest.fail("something was written"))
+    assert build(tmp_path) == first
+
+
+def test_a_store_that_cannot_be_written_names_the_variable(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnwritable, match="Not a directory") as caught:
+        KernelStore(tmp_path / "file" / "kernels")
+    assert "CIRCUIT_CACHE" in caught.value.advice
+
+
+def test_what_a_dead_process_left_is_swept_and_what_a_live_one_holds_is_not(tmp_path):
+    dead, other = tmp_path / f"{SCRATCH}dead", tmp_path / "mine"
+    dead.mkdir()
+    other.mkdir()
+    with scratch(tmp_path) as young:
+        assert dead.exists() and young.is_dir()  # it may be one that is just being made
+    with scratch(tmp_path) as held:
+        (held / "file").write_text("x")
+        for folder in (dead, held, other):
+            os.utime(folder, (0, 0))
+        with scratch(tmp_path):
+            assert held.is_dir() and not dead.exists()
+    assert list(tmp_path.iterdir()) == [other]

@@ -2,15 +2,21 @@
 
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from circuit import options
 from circuit.cli import app
-from circuit.generate import NotText, _text
+from circuit.generate import NoPrompt, NotText, _text
 from circuit.report import carry_out
+
+ROOT = Path(__file__).parent.parent
 
 
 def told(*words, code=2, **given):
@@ -75,3 +81,103 @@ def test_letters_that_stdout_lacks_are_written_by_their_numbers(monkeypatch):
 def test_a_compiler_named_by_blanks_is_none(monkeypatch):
     monkeypatch.setenv("CXX", "  ")
     assert options.compiler() is None
+
+
+def circuit(*words, **given):
+    """The process of a command, with pipes for what it prints."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "circuit", *map(str, words)], cwd=ROOT, text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **given},
+    )  # fmt: skip
+
+
+def heed():
+    """Undoes what a shell does to jobs in the background, which ignore interrupts from birth."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "kind"),
+    [(signal.SIGINT, 130, "Interrupted"), (signal.SIGTERM, 143, "Terminated")],
+)
+def test_a_signal_is_told_and_a_second_one_does_not_disturb_the_end(tmp_path, number, code, kind):
+    script = (
+        "import sys, time\nfrom circuit.report import carry_out\n"
+        "def action(screen):\n"
+        "    try:\n"
+        "        print('ready', file=sys.stderr, flush=True); time.sleep(60)\n"
+        "    finally:\n"
+        "        print('cleaning', file=sys.stderr, flush=True); time.sleep(0.5)\n"
+        "        open(sys.argv[1], 'w').write('clean')\n"
+        "sys.exit(carry_out(action, as_json=True, debug=False))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "end")], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed,
+    )  # fmt: skip
+    for line in process.stderr:
+        if line.strip() in ("ready", "cleaning"):
+            process.send_signal(number)
+        if line.strip() == "cleaning":
+            break
+    out, err = process.communicate()
+    assert process.returncode == code and (tmp_path / "end").read_text() == "clean"
+    found = json.loads(out)
+    assert found["exit_code"] == code and found["error"]["kind"] == kind
+    assert "nothing is left half-written" in err and "Traceback" not in err
+
+
+def test_an_interrupt_that_becomes_another_error_is_still_one():
+    def action(_screen):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("numpy failed to import") from None
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert carry_out(action, as_json=False, debug=False) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_of_the_first_imports_is_one_sentence(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    path = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    script = "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
+    script += "from circuit.__main__ import main; main()"
+    words = [sys.executable, "-c", script, str(tmp_path), "fetch", "--json"]
+    done = subprocess.run(words, cwd=ROOT, env=path, capture_output=True, text=True)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 130
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is full")
+def test_a_stdout_that_takes_nothing_is_told_on_stderr(tmp_path):
+    with open("/dev/full", "wb") as full:
+        for words in (("generate", "--json"), ("show", tmp_path / "no", "--json")):
+            process = circuit(*words, stdout=full)
+            err = process.communicate()[1]
+            assert process.returncode == 2 and "Traceback" not in err and "ignored" not in err
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_are_no_fault_of_the_program(tmp_path, closed):
+    words = f'exec "{sys.executable}" -m circuit show "{tmp_path}/no" --json {closed}'
+    done = subprocess.run(["sh", "-c", words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stdout == "" if "1>" in closed else json.loads(done.stdout)["exit_code"] == 2
+    assert "error" not in done.stderr if "2>" in closed else "does not exist" in done.stderr
+
+
+def test_a_closed_stdin_is_an_empty_prompt(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(NoPrompt):
+        _text("-")
+
+
+def test_readers_who_leave_are_not_complained_about():
+    words = f'set -o pipefail; "{sys.executable}" -m circuit show --help | true'
+    done = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
