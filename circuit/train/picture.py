@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from circuit.train.run import Mark
+from circuit.train.run import ALL_COLUMNS, STRICT, Mark
 from codegen.store import write_atomically
 from ir.errors import CircuitError
 
@@ -32,7 +32,7 @@ def draw(marks: Sequence[Mark], path: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.5, 4.2), dpi=130, layout="constrained")
+    figure = Figure(figsize=(10.5, 4.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     _loss(left, [m for m in marks if m.loss is not None])
@@ -51,6 +51,13 @@ def draw(marks: Sequence[Mark], path: Path, title: str) -> None:
 
 def _loss(axes, marks: Sequence[Mark]) -> None:
     axes.plot([m.step for m in marks], [m.loss for m in marks], color=COLOURS[0], linewidth=1.6)
+    for part, said in ((STRICT, "half of the lesson: first choices"), (ALL_COLUMNS, "all ids")):
+        place = part * max((m.step for m in marks), default=0)
+        axes.axvline(place, color=INK, linewidth=0.8, linestyle=":")
+        axes.text(
+            place, 0.98, f"{said} ", rotation=90, fontsize=7, color=INK,
+            ha="right", va="top", transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
     axes.set_title("loss over three draft steps (weighted cross entropy)", color=INK, fontsize=10)
 
 
@@ -71,4 +78,6 @@ def _accepted(axes, marks: Sequence[Mark]) -> None:
         )  # fmt: skip
     axes.set_ylim(0, 1)
     axes.set_title("drafts that are the target's own tokens", color=INK, fontsize=10)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
+    axes.legend(
+        fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2
+    )
