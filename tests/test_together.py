@@ -284,13 +284,14 @@ def test_an_error_ends_the_texts_of_its_dispatch_only(made, monkeypatch):
     head.set_circuit_draft(None)
 
 
-@pytest.mark.parametrize("width, order, drafts", [
-    (8, [0, 1, 2, 3, 4, 5, 6, 7], [1, 3, 1, 3, 1, 1, 1, 1]),  # depths fall along the texts
-    (7, [1, 3, 5, 0, 2, 4, 6], [3, 3, 3, 1, 1, 1, 1]),  # deepest first, each its own
+@pytest.mark.parametrize("depth, width, order, drafts", [
+    (Depth.FIXED, 8, [0, 1, 2, 3, 4, 5, 6, 7], [1, 3, 1, 3, 1, 1, 1, 1]),  # falling with the texts
+    (Depth.FIXED, 7, [1, 3, 5, 0, 2, 4, 6], [3, 3, 3, 1, 1, 1, 1]),  # deepest first, each its own
+    (Depth.WORTH, 8, [1, 3, 5, 7, 0, 2, 4, 6], [3, 3, 3, 3, 1, 1, 1, 1]),  # chosen text by text
 ])  # fmt: skip
-def test_depths_are_laid_onto_the_whole_batch_and_not_onto_its_parts(width, order, drafts):
+def test_depths_are_laid_onto_the_whole_batch_and_not_onto_its_parts(depth, width, order, drafts):
     """Parts of four texts would be too narrow for an order of their own to be the canonical one."""
-    head = SimpleNamespace(levers=ModelLevers())
+    head = SimpleNamespace(levers=ModelLevers(depth=depth))
     together = Together(SimpleNamespace(proposer=head, target=SimpleNamespace(together=9)))
     made = {at: (7,) * (3 if at % 2 else 1) for at in range(width)}
     parts = list(together._dispatches(list(range(width)), made))

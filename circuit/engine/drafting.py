@@ -109,8 +109,7 @@ class Drafting:
             count = self.pace.drafts(count, position)
             self.paced = self.pace.measures
         if count < 1:
-            if self._waiting > self.ring.capacity - 8:
-                self.keep_up(position)
+            self.skip(position)
             return ()
         copied = self.prepare(position, count)
         if copied or self.over:
@@ -124,6 +123,12 @@ class Drafting:
         if made.logprobs and self.ranks == 1:
             drafts = drafts[: self.pace.verified(made.logprobs)]
         return drafts
+
+    def skip(self, position: int) -> None:
+        """A step without drafts: what the ring would forget soon is fed to the drafter."""
+        self.proposed = None
+        if self._waiting > self.ring.capacity - 8:
+            self.keep_up(position)
 
     def prepare(self, position: int, count: int) -> tuple[int, ...]:
         """Brings the drafter's rows up to date; drafts copied from the text, if any are."""

@@ -71,7 +71,8 @@ class Pace:
             self.worth.judge(logprobs, verified, accepted)
 
     def worth_of(self, width: int) -> DraftWorth | None:
-        """The rule that weighs all drafts of `width` texts against each other; None: there is none.
+        """The rule that weighs all drafts of `width` texts, two or more, against each other; None:
+        there is none.
         """
         if self.worth is None:
             return None

@@ -11,6 +11,7 @@ from circuit.engine.engine import Engine
 from circuit.engine.generation import Generation, Step
 from ir.errors import CircuitError
 from proposers.base import Drafts
+from proposers.levers import Depth
 from proposers.rules.depth_cut import MOST_ROWS, worthwhile
 from proposers.rules.ladder import dispatch_cap
 from proposers.rules.verify_key import verify_batch_order
@@ -70,7 +71,7 @@ class Together:
                 if not generation.begun:
                     made += self._one(generation)
             for group in self._groups(going):
-                made += self._all(group) if self._batched else self._one(group[0])
+                made += self._all(group) if len(group) > 1 else self._one(group[0])
         finally:
             self.live = [g for g in self.live if g.statistics.finish is None]
         return made
@@ -95,7 +96,7 @@ class Together:
         return [(generation, step)]
 
     def _all(self, group: list[Generation]) -> list[tuple[Generation, Step]]:
-        """The next step of texts that are verified together."""
+        """The next step of texts that are verified together, of two at least."""
         began = time.perf_counter()
         try:
             drafts, verify = self._drafts(group), 0.0
@@ -122,7 +123,10 @@ class Together:
     ) -> Iterator[list[Generation]]:
         """The group in its order of dispatch, cut where the rows of a step are full."""
         ks = [len(drafts[g]) + 1 for g in group]
-        canonical = self.levers is not None and self.levers.canonical_rule.applies(len(group))
+        canonical = (
+            self.levers is not None and self.levers.depth is not Depth.WORTH  # chosen by text
+            and self.levers.canonical_rule.applies(len(group))
+        )  # fmt: skip
         order, depths = verify_batch_order(list(range(len(group))), ks, canonical)
         most, part, rows = min(self.engine.target.together, MOST_ROWS), [], 0
         for index, depth in zip(order, depths, strict=True):
@@ -153,7 +157,7 @@ class Together:
                 if not found[g]:
                     asking.setdefault(wanted, []).append(g)
             else:
-                g.drafting.proposed = None
+                g.drafting.skip(g.lease.rows)
         chances: dict[Generation, tuple[float, ...]] = {}
         for wanted, texts in asking.items():
             for g, made in zip(texts, self._proposed(texts, wanted), strict=True):
@@ -214,5 +218,5 @@ class Together:
         drafted = [(s.drafted, s.accepted) for _, s in steps if s.drafted]
         tokens = sum(len(s.tokens) for _, s in steps)
         pace.observe(width, drafted, tokens, seconds)
-        if width > 1 and (worth := pace.worth_of(width)) is not None:
+        if (worth := pace.worth_of(width)) is not None:
             worth.record(sum(s.drafted for _, s in steps), tokens, verify, seconds)

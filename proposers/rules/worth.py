@@ -35,6 +35,7 @@ class DraftWorth:
     seconds: float = 0.0
     base: float = 0.0  # seconds of a verify whose share is 1
     shares: dict[int, float] = field(default_factory=dict)
+    tried: dict[int, int] = field(default_factory=dict)  # steps of each depth
     power: float = 1.0
 
     def depth(self, logprobs: Sequence[float]) -> int:
@@ -76,10 +77,12 @@ class DraftWorth:
         self.tokens = MEMORY * self.tokens + tokens
         self.seconds = MEMORY * self.seconds + whole
         if not self.base:
-            self.base, self.shares = verify, {drafts: 1.0}
+            self.base, self.shares, self.tried = verify, {drafts: 1.0}, {drafts: 1}
             return
         expected = self.cost(drafts)
         seen = min(verify, OUTLIER * expected) / expected
         share = expected / self.base
-        self.shares[drafts] = share * (1 + BLEND * (seen - 1) / 2)
+        self.tried[drafts] = self.tried.get(drafts, 0) + 1
+        weight = max(BLEND, 1 / self.tried[drafts]) / 2  # a guess gives way to the first steps
+        self.shares[drafts] = share * (1 + weight * (seen - 1))
         self.base *= 1 + BLEND * (seen - 1) / 2
