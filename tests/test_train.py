@@ -447,28 +447,6 @@ def test_as_many_texts_are_begun_as_the_goal_takes():
     assert not writing.Tally(10.0, begun=70, ended=64).short_of(1000)
 
 
-def test_freed_memory_is_kept():
-    """The pages of a large tensor, 16,000 of them, are not faulted in again and again."""
-    import subprocess
-    import sys
-
-    code = (
-        "import resource, torch\n"
-        "from circuit.train.memory import freed_memory_kept\n"
-        "def faults():\n"
-        "    torch.ones(16 << 20)\n"
-        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "with freed_memory_kept() as kept:\n"
-        "    counts = [faults() for _ in range(12)]\n"
-        "print(int(kept), counts[-1] - counts[-2])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    kept, faults = map(int, run.stdout.split())
-    if not kept:
-        pytest.skip("the C library has no mallopt")
-    assert faults < 200
-
-
 def test_the_guard_keeps_copies_and_near_copies_out():
     guard = prompts.Guard(
         ["What is the capital of Australia, and how many people live there?", "Who?"]

@@ -18,7 +18,6 @@ from circuit.train.errors import NotPrompts, OutputIsFolder
 from circuit.train.loop import Training
 from circuit.train.loss import EARLY, LATE, STEP_WEIGHTS, Teacher
 from circuit.train.measure import Acceptance
-from circuit.train.memory import freed_memory_kept
 from circuit.train.optimiser import Optimiser, Rates
 from circuit.train.picture import draw, require_pictures
 from circuit.train.prompts import SHARES, Guard
@@ -92,10 +91,11 @@ def train_head(request: TrainRequest, screen: Screen) -> Record:
         guard = Guard(_kept_out(request.keep_out))
         wanted = Wanted(source, request.folder, request.tokens, request.seed, request.threads)
         texts = corpus(wanted, guard, report)
-        with freed_memory_kept():
-            training, head = _prepared(plan, request.folder, checkpoint, texts)
-            training.run(lambda step: report("steps", step, plan.steps))
-            found = training.measured()
+        report("start the head", 0, 1)
+        training, head = _prepared(plan, request.folder, checkpoint, texts)
+        report("start the head", 1, 1)
+        training.run(lambda step: report("steps", step, plan.steps))
+        found = training.measured()
         finished = replace(head, tensors=training.learned(), recipe=_recipe(plan, training, found))
         write_head(request.out, finished)
         picture = request.out.with_suffix(".png")
