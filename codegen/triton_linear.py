@@ -80,7 +80,7 @@ class _Linear:
         }  # fmt: skip
         grid = (-(-self.columns // self.tile),)
         if self.wide:
-            grid = (*grid, -(-self.m // s.rows))
+            grid = (-(-self.m // s.rows), *grid)
         name = "linear_wide" if self.wide else "linear"
         return Draft(name, holes, grid, s.warps if self.wide else 1, s.stages if self.wide else 1)
 

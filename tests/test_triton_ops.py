@@ -403,3 +403,24 @@ def test_a_few_rows_are_the_bytes_of_each_row_alone() -> None:
     for m in (2, 4, 8):
         together = Case(program(m), weights).triton({"x": x[:m]})["y"]
         assert together.equal(torch.cat(alone[:m]))
+
+
+@pytest.mark.parametrize("format", [F32, BF16, Format.F16, Format.Q8_0, Format.Q4_0, Format.Q4_1])
+@pytest.mark.parametrize("working", [BF16, F32])
+def test_many_rows_meet_weights_of_every_format_in_tiles(format: Format, working: Format) -> None:
+    """Each schedule gives the same bytes, of rows and columns that fill no tile."""
+    m, n, k = 70, 97, 96
+
+    def program(s) -> None:
+        s.output("y", linear(s.input("x", m, k, format=working), s.weight("w")))
+
+    case = Case(program, {"w": stored(format, n, k)})
+    (low,) = case.lowered()
+    space = list(case.backend.schedules(low))
+    assert {s.rows for s in space} == ({64, 128} if working is BF16 else {64})
+    assert all("tl.dot(" in case.backend.emit(low, s, {}).source for s in space)
+    x = randn(m, k, dtype=working.dtype)
+    got = [case.triton({"x": x}, s)["y"] for s in space if s.stages == 3]
+    assert len(got) >= 2 and all(y.equal(got[0]) for y in got)
+    exact = x.double() @ unpacked(case.weights["w"]).double().T
+    close(got[0], case.eager({"x": x})["y"], exact)
