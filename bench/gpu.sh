@@ -22,10 +22,11 @@ if [ -n "$missing" ]; then
     exit 2
   }
 fi
-case " $* " in *" --dry-run "*) export TRITON_INTERPRET=1 ;; esac  # read when triton loads
+seconds=${SECONDS_LIMIT:-235}
+case " $* " in *" --dry-run "*) export TRITON_INTERPRET=1 seconds=0 ;; esac  # read when triton loads; 0 is no limit
 mkdir -p "$out"
 status=0
-PYTHONPATH=. PYTHONUNBUFFERED=1 timeout -s INT -k 4 "${SECONDS_LIMIT:-235}" "$python" bench/gpu.py --out "$out" "$@" 2>"$out/gpu.err" || status=$?
+PYTHONPATH=. PYTHONUNBUFFERED=1 timeout -s INT -k 4 "$seconds" "$python" bench/gpu.py --out "$out" "$@" 2>"$out/gpu.err" || status=$?
 if [ "$status" -ne 0 ]; then
   tail -n 40 "$out/gpu.err" >&2
   echo "gpu.sh: stopped with status $status; $out/gpu.json holds what was measured until then" >&2
