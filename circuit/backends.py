@@ -23,6 +23,11 @@ Opened = tuple[dict[str, "Runner"], Callable[[], None]]
 def _cpp(archs: Sequence[int]) -> Backend:
     from codegen.backend_cpp import CppBackend
 
+    if archs:
+        raise options.BadOption(
+            name="--archs", given=",".join(map(str, archs)), problem="C++ kernels run on no GPU",
+            advice="Leave it out, or give --backend triton.",
+        )  # fmt: skip
     return CppBackend(options.compiler())
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from circuit import options
 from circuit.loaded import Loaded, compiled_engine
+from circuit.options import BadOption
 from circuit.recipe import TARGET
 from circuit.report import Record, Screen, UsageError
 from proposers.rules.tree_growth import TreeGrowth, parse_tree
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from proposers.levers import ModelLevers
 
 STDIN, OFF = "-", "off"
+MOST_DRAFTS = 3
 
 
 class NoPrompt(UsageError):
@@ -29,8 +31,8 @@ class NoPrompt(UsageError):
 
 
 class NotText(UsageError):
-    says = "The prompt on stdin is not text: byte {index} begins no character of its encoding."
-    hint = "Write UTF-8 to stdin."
+    says = "The prompt is not text: byte {index} begins no character."
+    hint = "Write UTF-8."
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,20 @@ class GenerateRequest:
     tree: str = OFF
     levers: tuple[str, ...] = ()
     lever_file: Path | None = None
+
+    @staticmethod
+    def read(
+        *, drafts: int | None, no_draft: bool, tree: str = OFF, **given: object
+    ) -> GenerateRequest:
+        """The request that the options stand for; BadOption if two contradict each other."""
+        for name, value in (("--drafts", drafts), ("--tree", None if tree == OFF else tree)):
+            if no_draft and value is not None:
+                raise BadOption(
+                    name=name, given=value, problem="--no-draft leaves the draft head out",
+                    advice="Leave one of the two out.",
+                )  # fmt: skip
+        wanted = 0 if no_draft else MOST_DRAFTS if drafts is None else drafts
+        return GenerateRequest(drafts=wanted, tree=tree, **given)
 
 
 def generate_text(request: GenerateRequest, screen: Screen) -> Record:
@@ -75,7 +91,9 @@ def tree_asked(text: str) -> TreeShape | TreeGrowth | None:
 def _text(given: str) -> str:
     try:
         text = given if given != STDIN else sys.stdin.read() if sys.stdin else ""
-    except UnicodeDecodeError as error:
+        # bytes that are no text come as halves of characters
+        text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise NotText(index=error.start) from error
     if not text:
         raise NoPrompt()

@@ -91,6 +91,7 @@ def levers(
     values: dict[str, object] = dict(_from_environment(environment))
     if file is not None:
         values |= _from_file(file)
+    said: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
@@ -98,8 +99,13 @@ def levers(
                 name="--lever", given=text, problem="name=value is needed",
                 advice="Write --lever draft_stop=0.5, for instance.",
             )  # fmt: skip
-        values[name.strip()] = value.strip()
-    return ModelLevers.parse(values)
+        name, value = name.strip(), value.strip()
+        if said.setdefault(name, value) != value:
+            raise BadOption(
+                name="--lever", given=text, problem=f"{name} is {said[name]} as well",
+                advice="Leave one of the two out.",
+            )  # fmt: skip
+    return ModelLevers.parse(values | said)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:

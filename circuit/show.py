@@ -81,7 +81,12 @@ def show_artifact(request: ShowRequest, screen: Screen) -> Record:
 
 def _parts(loaded: Loaded, request: ShowRequest) -> list[Part]:
     """The parts that have the program; BadOption if none has it."""
-    named = [loaded.artifact.part(request.part)] if request.part else loaded.parts.values()
+    if request.part and request.part not in loaded.parts:
+        raise BadOption(
+            name="--part", given=request.part, problem="there is no such part",
+            advice=f"There are {', '.join(loaded.parts)}.",
+        )  # fmt: skip
+    named = [loaded.parts[request.part]] if request.part else loaded.parts.values()
     found = [part for part in named if request.key in part.keys]
     if not found:
         served = sorted({str(k) for part in named for k in in_order(part.keys)})

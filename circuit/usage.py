@@ -19,18 +19,12 @@ class Commands(TyperGroup):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **given: Any) -> Any:
         """Runs the command that the words name and ends with its exit code."""
         words = list(sys.argv[1:] if args is None else args)
-        if "--json" not in words:
-            return super().main(words, *rest, **given)
         try:
             code = super().main(words, *rest, **{**given, "standalone_mode": False})
         except Exception as error:
             if not hasattr(error, "format_message"):  # the marks of wrong usage in every version
                 raise
-            error.show()
-            where = getattr(getattr(error, "ctx", None), "command_path", "circuit")
-            hint = f"`{where} --help` lists what it takes."
-            print_failure(USAGE, type(error).__name__, error.format_message(), hint)
-            code = USAGE
+            code = _told(error, "--json" in words)
         sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
@@ -39,3 +33,17 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(interrupted_early())
+
+
+def _told(error: Any, as_json: bool) -> int:
+    """Tells wrong usage as every failure is told; the exit code."""
+    kind, sentence = type(error).__name__, error.format_message()
+    where = getattr(getattr(error, "ctx", None), "command_path", "circuit")
+    hint = f"`{where} --help` lists what it takes."
+    if kind.startswith("NoArgs"):  # its sentence is the help itself
+        error.show()
+        sentence = "No command is given."
+    else:
+        print(f"error: {sentence}\n  hint: {hint}", file=sys.stderr)
+    print_failure(USAGE, kind, sentence, hint, as_json)
+    return USAGE

@@ -21,8 +21,9 @@ def generate(
     ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 200,
     drafts: Annotated[
-        int, typer.Option("--drafts", min=1, max=3, help="Tokens guessed ahead of each check.")
-    ] = 3,
+        int | None,
+        typer.Option("--drafts", min=1, max=3, help="Tokens guessed ahead of each check [3]."),
+    ] = None,
     tree: Annotated[
         str,
         typer.Option(
@@ -58,9 +59,9 @@ def generate(
     def action(screen: Screen) -> Record:
         from circuit.generate import GenerateRequest, generate_text
 
-        request = GenerateRequest(
+        request = GenerateRequest.read(
             folder=folder, prompt=prompt, chat=chat, max_tokens=max_tokens,
-            drafts=0 if no_draft else drafts, lookup=lookup, eager=eager, ignore_eos=ignore_eos,
+            drafts=drafts, no_draft=no_draft, lookup=lookup, eager=eager, ignore_eos=ignore_eos,
             levers=tuple(lever or ()), lever_file=levers, threads=threads, tree=tree,
         )  # fmt: skip
         return generate_text(request, screen)
@@ -124,7 +125,7 @@ def bench(
 
         request = BenchRequest.read(
             folder=folder, peers=peers, keys=keys, runs=runs, text=text, prompts=prompts,
-            max_tokens=max_tokens, threads=threads, trees=tuple(tree or ("auto:4",)),
+            max_tokens=max_tokens, threads=threads, trees=tuple(tree or ()),
         )  # fmt: skip
         return bench_artifact(request, screen)
 

@@ -112,7 +112,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Writes `data` to `path`, whole or not at all: a temporary file, fsync, rename."""
+    """Writes `data` to `path`, whole or not at all: a temporary file, fsync, rename.
+
+    A link stays, and what it leads to is replaced; a device or a pipe takes the bytes as they come.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
     with scratch(path.parent) as folder:
         part = folder / "part"
         part.write_bytes(data)

@@ -140,6 +140,23 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
     assert path.read_bytes() == b"one"
 
 
+def test_what_is_no_file_is_never_replaced_by_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(tmp_path / "pipe", b"one")
+    assert os.read(reader, 9) == b"one" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    write_atomically(link, b"two")
+    assert link.is_symlink() and (tmp_path / "file").read_bytes() == b"two"
+    with pytest.raises(CannotWrite, match="Is a directory"):
+        write_atomically(tmp_path, b"three")
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
 def test_a_full_disk_is_one_sentence():
     said = "the disk is full while x is written"
     with pytest.raises(DiskFull, match=said), writing("x"):  # noqa: SIM117

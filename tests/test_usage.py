@@ -12,9 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from circuit import options
+from circuit.backends import BACKENDS
+from circuit.bench.text import NotPrompts, read_prompts
 from circuit.cli import app
 from circuit.generate import NoPrompt, NotText, _text
-from circuit.report import carry_out
+from circuit.report import NoSuchPath, carry_out
 
 ROOT = Path(__file__).parent.parent
 
@@ -60,6 +62,42 @@ def test_levers_and_trees_that_cannot_be_read_are_wrong_usage(tmp_path):
     assert "ladder" in told(*base, "--lever", "ladder=x")
     assert "tree shape" in told(*base, "--tree", "5")
     assert "MTP_CATCHUP" in told(*base, env={"CIRCUIT_MTP_CATCHUP": "2"})
+
+
+def test_options_that_contradict_each_other_are_refused(tmp_path):
+    base = ("generate", tmp_path, "-p", "a")
+    assert told(*base, "--no-draft", "--drafts", 2).startswith("--drafts is 2: --no-draft")
+    assert told(*base, "--no-draft", "--tree", "auto").startswith("--tree is 'auto': --no-draft")
+    twice = told(*base, "--lever", "trim=keep", "--lever", "trim = refeed")
+    assert twice == "--lever is 'trim = refeed': trim is keep as well."
+    assert "which texts" in told("bench", tmp_path, "--prompts", 3)
+    assert "which texts" in told("bench", tmp_path, "--tree", "auto")
+    assert "tree shape" in told("bench", tmp_path, "--text", tmp_path, "--tree", "5")
+    with pytest.raises(options.BadOption, match="C\\+\\+ kernels run on no GPU"):
+        BACKENDS["cpp"]((80,))
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "4", "99", "1.5", "nan", "", "٣٣"])
+def test_numbers_out_of_range_are_one_sentence_and_a_hint(tmp_path, value):
+    words = ["generate", str(tmp_path), "-p", "a", f"--drafts={value}"]
+    done = CliRunner().invoke(app, words)
+    sentence, hint = done.stderr.splitlines()
+    assert done.exit_code == 2 and done.stdout == ""
+    assert sentence.startswith("error: Invalid value for '--drafts'")
+    assert hint.startswith("  hint: `") and hint.endswith("generate --help` lists what it takes.")
+
+
+def test_a_list_of_prompts_that_is_no_file_is_told(tmp_path):
+    with pytest.raises(NotPrompts, match="it is no file"):
+        read_prompts(tmp_path, None)
+    with pytest.raises(NoSuchPath):
+        read_prompts(tmp_path / "no", None)
+
+
+@pytest.mark.parametrize("text", ["ab\udcff", "ab\ud800"])
+def test_halves_of_characters_are_no_prompt(text):
+    with pytest.raises(NotText, match="byte 2"):
+        _text(text)
 
 
 def test_bytes_on_stdin_that_are_no_text_are_refused(monkeypatch):

@@ -19,6 +19,9 @@ from circuit.options import BadOption
 from circuit.report import Record, Screen, table
 from codegen.device import processor_name
 from ir.key import GraphKey
+from proposers.rules.tree_growth import parse_tree
+
+TREES = ("auto:4",)
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,19 @@ class BenchRequest:
     trees: tuple[str, ...] = ()
 
     @staticmethod
-    def read(*, peers: str, keys: str | None, threads: int | None, **given: object) -> BenchRequest:
+    def read(
+        *, peers: str, keys: str | None, threads: int | None, text: Path | None = None,
+        prompts: int | None = None, trees: tuple[str, ...] = (), **given: object,
+    ) -> BenchRequest:  # fmt: skip
         """The request that the options stand for; BadOption if one cannot be read."""
+        for name, value in (("--prompts", prompts), ("--tree", ", ".join(trees) or None)):
+            if text is None and value is not None:
+                raise BadOption(
+                    name=name, given=value, problem="it says which texts are timed, and none are",
+                    advice="Give prompts with --text, or leave it out.",
+                )  # fmt: skip
+        for tree in trees:
+            parse_tree(tree)
         words = tuple(filter(None, (w.strip() for w in peers.split(","))))
         unknown = [w for w in words if w not in PEERS]
         if unknown:
@@ -48,8 +62,9 @@ class BenchRequest:
                 advice=f"Peers are {', '.join(PEERS)}.",
             )  # fmt: skip
         return BenchRequest(
-            peers=words, keys=parse_keys(keys), threads=options.threads(threads), **given
-        )
+            peers=words, keys=parse_keys(keys), threads=options.threads(threads), text=text,
+            prompts=prompts, trees=trees or TREES, **given,
+        )  # fmt: skip
 
 
 def bench_artifact(request: BenchRequest, screen: Screen) -> Record:

@@ -89,8 +89,10 @@ def _added(sums: Sequence[int], more: Sequence[int]) -> list[int]:
 
 def read_prompts(path: Path, count: int | None) -> list[str]:
     """The first `count` texts of a JSON list; NotPrompts if it holds none."""
-    if not path.is_file():
+    if not path.exists():
         raise NoSuchPath(path=path, hint="Give a JSON file that holds a list of texts.")
+    if not path.is_file():
+        raise NotPrompts(path=path, why="it is no file")
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
