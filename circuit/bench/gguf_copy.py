@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from circuit.models.convert import Stored, WeightOption, converted
-from codegen.store import writing
+from codegen.store import scratch, sync, writing
 from ir.tensor import Format, PackedTensor, TensorType
 
 FILE_TYPES = {WeightOption.F32: 0, WeightOption.Q8_0: 7, WeightOption.BF16: 32}
@@ -29,14 +29,10 @@ def gguf_copy(source: Path, wanted: WeightOption, folder: Path, name: str) -> Pa
     final = folder / f"{name}-{wanted.value}.gguf"
     if final.is_file():
         return final
-    with writing(final):
-        folder.mkdir(parents=True, exist_ok=True)
-        part = final.with_name(f".{final.name}.{os.getpid()}")
-        try:
-            _write(source, wanted, part)
-            os.replace(part, final)
-        finally:
-            part.unlink(missing_ok=True)
+    with writing(final), scratch(folder) as room:
+        _write(source, wanted, room / final.name)
+        sync(room / final.name)
+        os.replace(room / final.name, final)
     return final
 
 
