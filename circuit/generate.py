@@ -180,4 +180,8 @@ def summary(record: Record) -> str:
             f"; {record['mean_accepted_length']:.2f} per step with {record['drafts']} drafts"
             f" (accepted: {shares})"
         )
+    if record["finish"] == "stop" and len(record["token_ids"]) == 1:
+        line += "; the text ended at once: --chat asks as a user would"
+    if record["finish"] == "context":
+        line += "; the context of the artifact is full: compile with a longer --context"
     return f"[{line}]"

@@ -33,6 +33,11 @@ class LeverRefused(CircuitError):
     hint = "levers are parsed once and never guessed; leave {name} out for its default"
 
 
+class UnknownLever(LeverRefused):
+    says = "there is no lever {name}; the levers are {known}"
+    hint = "docs/levers.md says what each of them does"
+
+
 class NoModules(CircuitError):
     says = "a multi-module head was made of no modules"
     hint = "give one MtpHead per prediction depth"

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from proposers.config import Contract, StreamPoint
-from proposers.errors import LeverRefused
+from proposers.errors import LeverRefused, UnknownLever
 from proposers.lever_readers import ladder, member_of, number, read, switch, whole
 from proposers.rules.cost import Goal
 from proposers.rules.depth_cut import DepthCut
@@ -149,7 +149,7 @@ class ModelLevers:
         given = {}
         for name, value in values.items():
             if name not in readers:
-                raise LeverRefused(name=name, value=value, wanted=f"one of {', '.join(readers)}")
+                raise UnknownLever(name=name, known=", ".join(readers))
             text = ("on" if value else "off") if isinstance(value, bool) else str(value)
             try:
                 given[name] = readers[name].read(text)

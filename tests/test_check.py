@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from circuit.part_check import columns_of, planted_keys
+from circuit.part_check import PartCheck, columns_of, planted_keys
 from circuit.program_check import (
     Columns,
+    Compared,
     along,
     compare,
     compare_chain,
@@ -165,3 +166,14 @@ def test_faults_are_planted_in_the_longest_chains_too():
     keys = {DECODE, GraphKey(Mode.SPINE, 2), SPINE, GraphKey(Mode.CHAIN, 1), CHAIN}
     assert planted_keys(keys) == [DECODE, CHAIN, SPINE]
     assert planted_keys({GraphKey(Mode.VERIFY, 2)}) == []
+
+
+@pytest.mark.parametrize(("tokens", "near", "complete", "thin"), [
+    (6, 5, True, False), (5, 6, True, False), (4, 7, True, True), (0, 0, True, True),
+    (8, 30, True, False), (7, 30, True, True), (7, 0, False, True),
+])  # fmt: skip
+def test_how_many_tokens_make_a_check_that_counts(tokens, near, complete, thin):
+    """Eight, or half of all where a whole part has fewer; rows that are nearly tied do not help."""
+    compared = Compared("target", DECODE, rows=tokens + near, tokens=tokens, near_ties=near)
+    problems = PartCheck([compared], faults={"sign": True}).problems(complete)
+    assert any("too thin" in problem for problem in problems) is thin

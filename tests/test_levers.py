@@ -56,7 +56,7 @@ def test_a_bad_value_is_refused_with_what_is_allowed(name, text):
 def test_levers_that_do_not_fit_each_other_and_names_that_are_none():
     with pytest.raises(LeverRefused, match="refeed needs"):
         ModelLevers(trim=TrimPolicy.REFEED, catchup=False)
-    with pytest.raises(LeverRefused, match="one of trim, catchup"):
+    with pytest.raises(LeverRefused, match="no lever speed; the levers are trim, catchup"):
         ModelLevers.parse({"speed": "1"})
     with pytest.raises(BadLadder):
         ModelLevers.parse({"ladder": "4:3,x"})

@@ -394,6 +394,13 @@ def bench_prompts():
     return json.loads((Path(__file__).parent.parent / "bench" / "prompts.json").read_text("utf-8"))
 
 
+def test_paraphrases_of_benchmark_prompts_are_refused():
+    guard = prompts.Guard(bench_prompts())
+    assert guard.refuses("Why is the sky blue during the day but red at sunset?")
+    assert guard.refuses("Name the planets in order from the sun.")
+    assert not guard.refuses("Why is grass green?") and not guard.refuses("What is the sun?")
+
+
 def test_the_list_of_requests_is_long_varied_and_holds_no_benchmark_prompt():
     listed, guard = asked.requests(), prompts.Guard(bench_prompts())
     assert len(listed) > 9000 and all(text == text.strip() != "" for text in listed)

@@ -15,7 +15,7 @@ from circuit import options
 from circuit.backends import BACKENDS
 from circuit.bench.text import NotPrompts, read_prompts
 from circuit.cli import app
-from circuit.generate import NoPrompt, NotText, _text
+from circuit.generate import NoPrompt, NotText, _text, summary
 from circuit.report import NoSuchPath, carry_out
 
 ROOT = Path(__file__).parent.parent
@@ -219,3 +219,13 @@ def test_readers_who_leave_are_not_complained_about():
     words = f'set -o pipefail; "{sys.executable}" -m circuit show --help | true'
     done = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_the_last_line_of_a_text_says_why_it_is_short():
+    record = {"token_ids": [2], "tokens_per_second": 0.0, "drafts": 0, "finish": "stop"}
+    assert summary(record) == (
+        "[1 tokens, 0.0 per second; the text ended at once: --chat asks as a user would]"
+    )
+    record |= {"token_ids": [5, 6, 7], "finish": "context"}
+    assert "the context of the artifact is full" in summary(record)
+    assert summary(record | {"finish": "length"}) == "[3 tokens, 0.0 per second]"

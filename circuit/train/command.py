@@ -36,7 +36,7 @@ from circuit.train.start import head_config, head_contract, start_weights
 from circuit.train.texts import Written
 from circuit.train.unroll import Unroller
 from circuit.train.writing import GREEDY, OWN_WARM, WARM
-from codegen.store import write_atomically
+from codegen.store import scratch, write_atomically
 from ir.tensor import unpacked
 from proposers.mtp_binding import bind_head, rows_of
 from proposers.options import DraftOptions
@@ -118,13 +118,11 @@ def _kept_out(path: Path | None) -> list[str]:
 
 def write_head(path: Path, head: HeadWeights) -> None:
     """Writes a head, whole or not at all, and reads it back to see that it loads."""
-    draft = path.with_name(f".{path.name}.new")
-    try:
+    with scratch(path.parent) as folder:
+        draft = folder / path.name
         save_head(draft, [head])
         load_head(draft)
         write_atomically(path, draft.read_bytes())
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _prepared(

@@ -109,8 +109,12 @@ class Training:
         with between_steps() as stop_if_asked:
             try:
                 self._steps(told, stop_if_asked)
-            finally:
+            except Diverged:
+                raise  # what is saved is from before
+            except BaseException:
                 self.save()
+                raise
+            self.save()
 
     def _steps(self, told: Callable[[int], None], stop_if_asked: Callable[[], None]) -> None:
         progress, total, lessons = self.progress, self.plan.steps, []

@@ -13,6 +13,12 @@ from typing import Any
 
 TABLE = Path(__file__).parent / "prompts.json"
 GRAM, SHARED = 5, 1 / 3
+ALIKE, TWO = 0.4, 2  # part of all telling words, and how many, that make a paraphrase
+COMMON = frozenset([
+    "a", "an", "the", "of", "in", "to", "for", "and", "is", "are",
+    "how", "what", "why", "do", "does", "i", "my", "with", "that", "it",
+    "on", "at", "you", "me", "can", "please", "write", "give",
+])  # fmt: skip
 SUMS, LETTERS, LISTS = 0.09, 0.06, 0.07
 
 
@@ -97,17 +103,24 @@ def grams(text: str) -> frozenset[tuple[str, ...]]:
     return frozenset(tuple(all_words[i : i + GRAM]) for i in range(count))
 
 
+def telling(text: str) -> frozenset[str]:
+    """The words of `text` without those that stand in any request."""
+    return frozenset(words(text)) - COMMON
+
+
 class Guard:
-    """Knows prompts that no training text may begin with, nor with a near copy of them."""
+    """Knows prompts that no training text may begin with, nor with what is nearly one of them."""
 
     def __init__(self, prompts: Iterable[str]) -> None:
-        self._grams = [grams(p) for p in prompts]
+        self._known = [(grams(p), telling(p)) for p in prompts]
 
     def refuses(self, text: str) -> bool:
-        """True if a third of the shorter one's runs of five words are
-        common to `text` and a prompt.
+        """True for a near copy of a prompt, which shares a third of the shorter one's runs of five
+        words, and for a paraphrase, which shares 40 % of all words that tell what is asked.
         """
-        own = grams(text)
+        runs, asked = grams(text), telling(text)
         return any(
-            len(own & known) >= SHARED * min(len(own), len(known)) for known in self._grams
-        )  # fmt: skip
+            len(runs & known) >= SHARED * min(len(runs), len(known))
+            or len(asked & wanted) >= max(TWO, ALIKE * len(asked | wanted))
+            for known, wanted in self._known
+        )
