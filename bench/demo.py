@@ -42,6 +42,7 @@ def main() -> None:
     ]
     print("\nthe two texts are", "equal, token for token" if len(set(texts)) == 1 else "NOT equal")
     command("bench", given.out, "--peers", "eager,llama.cpp", "--keys", STEPS, "--runs", "9")
+    command("bench", given.out, "--peers", "", "--text", "bench/prompts.json", "--prompts", "8")
     command("show", given.out, "--format", "html", "-o", f"{given.out}.html")
     print(
         f"\n{time.monotonic() - began:.0f} s; the artifact is in {given.out}, a page in "
