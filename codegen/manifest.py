@@ -163,11 +163,13 @@ def _record(fields: Mapping[str, Rule]) -> Rule:
     return of
 
 
+LONGEST_PATH = 255  # bytes; a single name may not be longer on most file systems
+
+
 def _is_path(text: Any) -> bool:
-    return type(text) is str and all(
-        part.isprintable() and part not in ("", ".", "..") and "\\" not in part
-        for part in text.split("/")
-    )
+    parts = text.split("/") if type(text) is str and text.isprintable() else [""]
+    plain = all(part not in ("", ".", "..") and "\\" not in part for part in parts)
+    return plain and len(text.encode()) <= LONGEST_PATH
 
 
 def _is_key(text: str) -> bool:
