@@ -171,7 +171,10 @@ def test_every_field_has_a_rule(spoiled, right, path, value, said):
     assert "compile the model again" in caught.value.advice
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "a//b", ".", "a\\b", "a\nb", "x" * 256, "a/" * 200 + "x"])
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "/etc/passwd", "a/../../x", "a//b", ".", "a\\b", "a\nb", "x" * 256, "a/" * 200 + "x"],
+)
 def test_no_file_outside_the_folder_is_looked_at(spoiled, right, name):
     record = copy.deepcopy(right)
     record["files"][name] = SHA
