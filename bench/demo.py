@@ -16,7 +16,9 @@ STEPS = "DECODE,VERIFY_2,VERIFY_3,VERIFY_4,PREFILL_256,CHAIN_3"
 
 def command(*words: str, capture: bool = False) -> str:
     """Runs `circuit` with `words`, shown as a person types it; its stdout if `capture`."""
-    print(f"\n$ circuit {' '.join(w if ' ' not in w else repr(w) for w in words)}", flush=True)
+    print(
+        f"\n$ circuit {' '.join(w if w and ' ' not in w else repr(w) for w in words)}", flush=True
+    )
     call = [str(Path(sys.executable).parent / "circuit"), *words]
     done = subprocess.run(call, check=False, text=True, stdout=subprocess.PIPE if capture else None)
     if done.returncode:
