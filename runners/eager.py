@@ -17,6 +17,7 @@ from ir.op import wide
 from ir.tensor import unpacked
 from runners.base import DraftRunner, Outputs
 from runners.buffers import StaticBuffer, host_array, write_inputs
+from runners.device_memory import host_bits
 from runners.kv import KvPool
 from runners.turned import TurnedCache
 
@@ -91,7 +92,7 @@ class EagerRunner(DraftRunner):
                 graph, tensors, self._weights_of(graph), self._states, double=self.double
             )
         for name, cache in self._turned.items():
-            cache[blocks] = _bits(self._states[name][blocks])
+            cache[blocks] = host_bits(self._states[name][blocks])
         return {name: _as_numpy(value) for name, value in outputs.items()}
 
     def _weights_of(self, graph: Graph) -> dict[str, torch.Tensor]:
@@ -118,13 +119,6 @@ def _as_torch(array: np.ndarray, type_: TensorType) -> torch.Tensor:
     """The array's memory as a tensor of `type_` (bf16 lives in numpy as its 16 bits)."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if type_.format is Format.BF16 else tensor
-
-
-def _bits(tensor: torch.Tensor) -> np.ndarray:
-    """A host array of the tensor; bf16 as its 16 bits."""
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()
 
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -53,7 +53,6 @@ struct Team {
   std::atomic<bool> over{false};
   std::map<std::pair<void* const*, Program::Step>, Program> programs;
   Program* last = nullptr;  // the program that runs, or ran last
-  const Program* next = nullptr;  // the one that will probably run after it
   void* argument = nullptr;
   std::mutex gate;
   std::condition_variable bell;
@@ -70,10 +69,12 @@ struct Team {
 
   // The program that runs `step` over `buffers`; `list` fills in its reads when it is new.
   template <class List> Program& program(void* const* buffers, Program::Step step, List list) {
-    auto found = programs.try_emplace({buffers, step});
-    Program& p = found.first->second;
-    if (found.second) list(p);
-    p.step = step;
+    auto [place, fresh] = programs.try_emplace({buffers, step});
+    Program& p = place->second;
+    if (fresh) {
+      p.step = step;
+      list(p);
+    }
     return p;
   }
 
@@ -81,7 +82,6 @@ struct Team {
   void run(Program& p, void* a) {
     if (last) last->next = &p;
     last = &p;
-    next = p.next;
     argument = a;
     ring();
     p.step(*this, 0, a);
@@ -119,15 +119,13 @@ struct Team {
   }
   void serve(int lane) {
     unsigned seen = 0;
-    std::vector<Coming> reads;
+    const Program* next = nullptr;  // what will probably run next
     for (;;) {
-      size_t at = 0;
+      Coming reads;  // the part of what it reads that is asked for now
+      size_t part = 0;
       for (int spins = 0; epoch.load(std::memory_order_acquire) == seen; spins++) {
-        if (at < reads.size()) {
-          if (!reads[at].ask(2)) at++;
-          spins = 0;
-          continue;
-        }
+        if (reads.ask(2)) { spins = 0; continue; }
+        if (next && part < next->reads.size()) { reads = next->reads[part++]; continue; }
         if (spins < 20000) { RELAX(); continue; }
         std::unique_lock<std::mutex> hold(gate);
         sleepers++;
@@ -136,10 +134,8 @@ struct Team {
       }
       seen++;
       if (over) return;
-      const Program* ahead = next;
       last->step(*this, lane, argument);
-      if (ahead) reads = ahead->reads;
-      else reads.clear();
+      next = last->next;  // before the barrier: after it the next program may begin
       barrier(lane);
     }
   }
